@@ -1,0 +1,47 @@
+"""keras_moco: momentum contrast (MoCo) for Keras 3 and TensorFlow.
+
+Names are imported on first use, so that the command line answers at once.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "MoCo": "moco",
+    "MomentumUpdate": "callbacks",
+    "PRESETS": "presets",
+    "Preset": "presets",
+    "SGD": "optimizers",
+    "LARS": "optimizers",
+    "build_optimizer": "optimizers",
+    "resnet": "encoders",
+    "projection_head": "encoders",
+    "load_images": "data.sources",
+    "pretrain_dataset": "data.pipeline",
+    "labeled_dataset": "data.pipeline",
+    "knn_accuracy": "evaluate",
+    "KNNMonitor": "callbacks",
+    "export_encoder": "export",
+    "load_encoder": "export",
+    "pretrain": "pretrain",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    if name in _HOME:
+        module = importlib.import_module(f"keras_moco.{_HOME[name]}")
+        return getattr(module, name)
+    try:
+        return importlib.import_module(f"keras_moco.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"keras_moco.{name}":
+            raise
+        raise AttributeError(
+            f"module 'keras_moco' has no attribute {name!r}"
+        ) from None
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,250 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import sys
+import traceback
+
+import click
+
+from keras_moco import __version__
+from keras_moco.presets import PRESETS, find_preset
+
+PACKAGE = str(pathlib.Path(__file__).parent)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main():
+    """Momentum contrast: unlabelled images in, a good encoder out.
+
+    Start with `keras-moco pretrain`, which needs no data.
+    """
+
+
+def command(function):
+    """A command that loads TensorFlow silently and fails in one line."""
+
+    @functools.wraps(function)
+    def run(**options):
+        try:
+            with quiet_tensorflow():
+                import tensorflow as tf
+
+                import keras_moco.pretrain  # noqa: F401
+
+                tf.config.list_physical_devices()  # Says what it lacks.
+            function(**options)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) or raised_here(error):
+                raise UserError(" ".join(str(error).split())) from error
+            raise
+
+    return main.command(name=function.__name__.replace("_", "-"))(run)
+
+
+class UserError(click.ClickException):
+    """What the user gave cannot be used: one line, exit code 2."""
+
+    exit_code = 2
+
+
+def raised_here(error):
+    """Whether our own code found the fault, and so words it for the user."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return last.filename.startswith(PACKAGE)
+
+
+@contextlib.contextmanager
+def quiet_tensorflow():
+    """Keeps what TensorFlow writes on its way up from the user."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    # Its libraries write to the descriptor itself, before any setting holds.
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+dataset_option = click.option(
+    "--dataset",
+    multiple=True,
+    metavar="NAME|DIR",
+    help="`shapes` (built in, the default), a TFDS name such as stl10, or a "
+    "folder of images: flat, or with train/ and test/ in it, class folders "
+    "or not. Several folders: repeat it.",
+)
+data_dir_option = click.option(
+    "--data-dir", metavar="DIR", help="Where TFDS keeps its data sets."
+)
+
+
+@command
+@dataset_option
+@click.option("--preset", metavar="NAME", help="See `keras-moco presets`.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field of the preset, such as queue_size=4096. Repeatable.",
+)
+@click.option("--encoder", help="resnet18, resnet34 or resnet50.")
+@click.option("--width", type=int, help="Channels of the first stage.")
+@click.option("--image-size", type=int, help="Side of the views in pixels.")
+@click.option(
+    "--batch-size", type=int, help="The learning rate follows: base x B / 256."
+)
+@click.option("--epochs", type=int)
+@click.option("--steps-per-epoch", type=int, help="For short epochs.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--precision",
+    default="float32",
+    show_default=True,
+    help="float32, mixed_bfloat16 or mixed_float16.",
+)
+@click.option(
+    "--run-dir",
+    metavar="DIR",
+    help="Folder of the run; an unfinished one goes on. Default: "
+    "runs/<dataset>-<preset>.",
+)
+@data_dir_option
+@click.option(
+    "--knn-every",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Epochs between kNN measurements, where there are labels; 0: none.",
+)
+@click.option(
+    "--max-broken",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Share of broken image files that is skipped.",
+)
+@click.option(
+    "--export-to",
+    metavar="DIR",
+    help="Where the encoder goes. Default: saved_models/<run name>.",
+)
+def pretrain(dataset, **options):
+    """Pretrain an encoder on unlabelled images and export it."""
+    from keras_moco.pretrain import pretrain
+
+    result = pretrain(one_or_many(dataset), **options)
+    export = result["export"]
+    if "knn_top1" in result:
+        data = " ".join(f"--dataset {name}" for name in dataset or ["shapes"])
+        click.echo(f"Next     keras-moco knn --encoder {export} {data}")
+    else:
+        click.echo(
+            f'Next     keras_moco.load_encoder("{export}").predict(images)'
+        )
+
+
+@command
+@click.argument("run_dir")
+@click.option("--to", "folder", required=True, metavar="DIR")
+def export(run_dir, folder):
+    """Export the encoder of a run as it is now, finished or not."""
+    from keras_moco.pretrain import export_run
+
+    click.echo(f"Encoder  {export_run(run_dir, folder)}")
+
+
+@command
+@click.option(
+    "--encoder",
+    required=True,
+    metavar="DIR",
+    help="An exported encoder, or a .keras file.",
+)
+@dataset_option
+@click.option("--image-size", type=int, help="Side in pixels.")
+@data_dir_option
+@click.option("--k", type=int, default=200, show_default=True)
+@click.option("--temperature", type=float, default=0.1, show_default=True)
+@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
+    """Accuracy of nearest neighbours of the encoder's features."""
+    import keras_moco as km
+
+    dataset = one_or_many(dataset)
+    model = km.load_encoder(encoder)
+    bank, test = (
+        km.labeled_dataset(
+            km.load_images(
+                dataset, split, data_dir=data_dir, image_size=image_size or 32
+            ),
+            image_size=image_size,
+        )
+        for split in ("train", "test")
+    )
+    top1 = km.knn_accuracy(model, bank, test, k, temperature)
+    click.echo(
+        f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
+        f"T {temperature:g})"
+    )
+    if json_file:
+        pathlib.Path(json_file).write_text(
+            json.dumps({"knn_top1": top1, "k": k, "temperature": temperature})
+            + "\n"
+        )
+
+
+@main.command()
+@click.argument("name", required=False)
+def presets(name):
+    """List the presets, or every field of one."""
+    if name is None:
+        for name, preset in PRESETS.items():
+            click.echo(f"{name}\n{wrap(preset.summary)}")
+        click.echo("\nEvery field of one: keras-moco presets NAME")
+        return
+    try:
+        name, preset = find_preset(name, None)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for field in dataclasses.fields(preset):
+        if field.name != "summary":
+            click.echo(
+                f"{field.name:20} {setting(getattr(preset, field.name))}"
+            )
+
+
+def one_or_many(dataset):
+    """`shapes`, the one dataset given, or the list of them."""
+    if not dataset:
+        return "shapes"
+    return dataset[0] if len(dataset) == 1 else list(dataset)
+
+
+def wrap(text):
+    """A paragraph, indented, within 80 columns."""
+    return click.wrap_text(text, 78, "  ", "  ")
+
+
+def setting(value):
+    """A value as `--set` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(f"{part:g}" for part in value)
+    return str(value).lower()
+
+
+if __name__ == "__main__":
+    main()

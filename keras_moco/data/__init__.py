@@ -1,0 +1,1 @@
+"""Image sources and input pipelines."""

@@ -1,0 +1,210 @@
+"""From images to what `fit` and the evaluators read: `tf.data` pipelines."""
+
+import itertools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from keras_moco import augment
+from keras_moco.data.images import Images
+from keras_moco.data.sources import load_images
+
+# Up to this size images are evaluated whole; above, the centre of 256/224 is.
+WHOLE_IMAGE = 96
+
+
+def pretrain_dataset(
+    images, preset, image_size=None, batch_size=256, seed=0, first_epoch=0
+):
+    """Batches of two views of each image, newly drawn in every epoch.
+
+    One pass over the dataset is one epoch; the next pass is the next epoch,
+    in another order and with other views. Both depend on `seed`, the epoch and
+    the image alone, not on threads, batches or what ran before.
+
+    Args:
+        images: `Images` of `load_images`, or a uint8 array (N, H, W, 3).
+        preset: `Preset` whose views are taken.
+        image_size: Int. Side of the views in pixels. None takes the preset's,
+            else the images' own (at most 224).
+        batch_size: Int in 1..N. The rest of an epoch is dropped.
+        seed: Int. Defaults to 0.
+        first_epoch: Int. Number of the first pass. Defaults to 0.
+
+    Returns:
+        `tf.data.Dataset` of (query, key, index): float32 (batch_size,
+        image_size, image_size, 3) in [0, 1] twice, int64 (batch_size,). Its
+        `len` is the number of steps an epoch.
+
+    Raises:
+        ValueError: A batch larger than the data.
+
+    Example:
+        >>> images = load_images("shapes", "pretrain")
+        >>> pairs = pretrain_dataset(images, PRESETS["demo"], batch_size=128)
+        >>> model.fit(pairs, epochs=10)
+    """
+    images = images if isinstance(images, Images) else Images(images)
+    size = image_size or preset.image_size or natural_size(images)
+    if not 1 <= batch_size <= len(images):
+        raise ValueError(
+            "`batch_size` must be at least 1 and at most the number of images. "
+            f"Received: batch_size={batch_size}, images={len(images)}"
+        )
+    steps = len(images) // batch_size
+    epochs = itertools.count(first_epoch)
+
+    def batches():
+        epoch = next(epochs)
+        order = np.random.default_rng([seed, epoch]).permutation(len(images))
+        for step in range(steps):
+            yield epoch, order[step * batch_size : (step + 1) * batch_size]
+
+    pairs = tf.data.Dataset.from_generator(
+        batches,
+        output_signature=(
+            tf.TensorSpec((), tf.int64),
+            tf.TensorSpec((batch_size,), tf.int64),
+        ),
+    )
+    pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
+    options = {"seed": seed, "image_size": size, "views": preset.views}
+    if images.array is not None:
+        pairs = _views_of_array(pairs, images, options)
+    else:
+        pairs = _views_of_files(pairs, images, batch_size, options)
+    return pairs.prefetch(tf.data.AUTOTUNE)
+
+
+def _views_of_array(pairs, images, options):
+    with tf.device("CPU"):  # It may be larger than an accelerator's memory.
+        array = tf.constant(images.array)
+
+    def views(epoch, index):
+        batch = tf.gather(array, index)
+        query, key = augment.two_views(batch, index, epoch, **options)
+        return query, key, index
+
+    return pairs.map(views, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _views_of_files(pairs, images, batch_size, options):
+    size, views, seed = options["image_size"], options["views"], options["seed"]
+    # The smallest crop still has as many pixels as the view.
+    smallest = min(view.crop_scale[0] for view in views)
+    min_side = math.ceil(size / math.sqrt(smallest))
+
+    def crops(epoch, index):
+        image = _decode(images, index, min_side)[None]
+        parameters = augment.draw_views(
+            index[None],
+            epoch,
+            tf.shape(image)[1],
+            tf.shape(image)[2],
+            seed=seed,
+            views=views,
+        )
+        cut = tuple(augment.crop(image, p, size)[0] for p in parameters)
+        return cut, tf.nest.map_structure(lambda x: x[0], parameters), index
+
+    def recolored(cut, parameters, index):
+        query, key = augment.recolor_views(cut, parameters, views=views)
+        return query, key, index
+
+    pairs = pairs.map(
+        lambda epoch, index: (tf.repeat(epoch, batch_size), index)
+    ).unbatch()
+    pairs = pairs.map(crops, num_parallel_calls=tf.data.AUTOTUNE)
+    pairs = pairs.batch(batch_size, drop_remainder=True)
+    return pairs.map(recolored, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def labeled_dataset(
+    images, split="train", image_size=None, batch_size=256, data_dir=None
+):
+    """Batches of (image, label) for evaluation, in order and unaugmented.
+
+    Images above 96 pixels are cut to the centre of 224/256 of their shorter
+    side, as published; smaller ones are taken whole (their largest square).
+
+    Args:
+        images: `Images` with labels, or what `load_images` takes: "shapes", a
+            TFDS name, a folder with class folders.
+        split: Str. "train" (a bank) or "test"; not used for `Images`.
+        image_size: Int. Side in pixels. None takes the images' own (at most
+            224).
+        batch_size: Int. Defaults to 256; the last batch may be smaller.
+        data_dir: Str or path. As in `load_images`.
+
+    Returns:
+        `tf.data.Dataset` of float32 (batch, image_size, image_size, 3) in
+        [0, 1] and int64 (batch,).
+
+    Raises:
+        ValueError: The images have no labels.
+
+    Example:
+        >>> bank = labeled_dataset("cifar10", "train", image_size=32)
+    """
+    if not isinstance(images, Images):
+        images = load_images(images, split, data_dir=data_dir)
+    if images.labels is None:
+        raise ValueError(
+            "Evaluation needs labels: expected class folders or a labelled "
+            f"dataset. {len(images)} images without labels came."
+        )
+    size = image_size or natural_size(images)
+    rows = tf.data.Dataset.range(len(images))
+    if images.array is not None:
+        with tf.device("CPU"):
+            array, labels = (
+                tf.constant(images.array),
+                tf.constant(images.labels),
+            )
+
+        def batch_of(index):
+            whole = tf.gather(array, index)
+            return _centre(whole, size), tf.gather(labels, index)
+
+        data = rows.batch(batch_size).map(batch_of, tf.data.AUTOTUNE)
+    else:
+        labels = tf.constant(images.labels)
+
+        def one(index):
+            image = _decode(images, index, math.ceil(size * 256 / 224))
+            return _centre(image[None], size)[0], labels[index]
+
+        data = rows.map(one, tf.data.AUTOTUNE).batch(batch_size)
+    return data.prefetch(tf.data.AUTOTUNE)
+
+
+def natural_size(images):
+    """The side of views if nobody says otherwise: the images', at most 224."""
+    return min(224, *images.size) if images.size else 224
+
+
+def _decode(images, index, min_side):
+    image = tf.numpy_function(
+        lambda i: images.decode(int(i), min_side), [index], tf.uint8
+    )
+    return tf.ensure_shape(image, (None, None, 3))
+
+
+def _centre(images, size):
+    """The centre square of each image, resized with antialias."""
+    height, width = tf.shape(images)[1], tf.shape(images)[2]
+    side = tf.minimum(height, width)
+    if size > WHOLE_IMAGE:
+        side = tf.cast(
+            tf.round(tf.cast(side, tf.float32) * (224 / 256)), tf.int32
+        )
+    box = tf.stack([(height - side) // 2, (width - side) // 2, side, side])
+    count = tf.shape(images)[0]
+    parameters = {
+        "box": tf.repeat(box[None], count, axis=0),
+        "flip": tf.zeros((count,), tf.bool),
+    }
+    return tf.ensure_shape(
+        augment.crop(images, parameters, size), (None, size, size, 3)
+    )

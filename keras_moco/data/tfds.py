@@ -1,0 +1,202 @@
+"""Datasets of the tensorflow-datasets catalogue."""
+
+import contextlib
+import difflib
+import io
+import logging
+
+import numpy as np
+
+from keras_moco.data.images import (
+    EncodedImages,
+    Images,
+    MissingSplit,
+    fits_in_memory,
+)
+
+# Names for purposes where a dataset's own are other than "train" and "test".
+_SPLITS = {
+    "stl10": {"pretrain": "unlabelled"},
+    "imagenet2012": {"test": "validation"},  # its test split has no labels
+}
+_BATCH = 256
+
+
+def load_tfds(name, split="train", data_dir=None):
+    """Images of a TFDS dataset, held in memory.
+
+    Images of one size are decoded; others, and those that would then take more
+    than half of the free memory, stay encoded.
+
+    Args:
+        name: Str as TFDS takes it: "cifar10", "emnist/letters", "mnist:3.*.*".
+        split: Str. "pretrain" (the unlabelled split where there is one, else
+            "train"), "train", "test" ("validation" where there is no "test"),
+            or any split that TFDS takes, as "train[:1000]". Defaults to
+            "train".
+        data_dir: Optional path of TFDS' data folder. Defaults to TFDS' own.
+
+    Returns:
+        `Images` with labels if the dataset has a `label` feature of classes
+        and the split is labelled.
+
+    Raises:
+        ValueError: If the dataset or split is unknown, has no image feature,
+            cannot be downloaded, or does not fit into memory.
+    """
+    import tensorflow_datasets as tfds
+
+    with _quiet(tfds):
+        builder = _prepare(tfds, name, data_dir)
+        return _read(tfds, builder, name, split)
+
+
+def nearest_names(name):
+    """Up to three names of datasets like `name`, "shapes" included."""
+    import tensorflow_datasets as tfds
+
+    known = [*tfds.list_builders(with_community_datasets=False), "shapes"]
+    return difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+
+
+def is_tfds_name(name):
+    """Whether `name`, without its configuration and version, is in TFDS."""
+    import tensorflow_datasets as tfds
+
+    base = name.split("/")[0].split(":")[0]
+    return base in tfds.list_builders(with_community_datasets=False)
+
+
+def _read(tfds, builder, name, split):
+    split = _split_name(builder, split)
+    info = builder.info.splits[split]
+    image_key, label_key = _feature_keys(tfds, builder)
+    shape = builder.info.features[image_key].shape
+    wanted = {key: True for key in (image_key, label_key) if key}
+    keep_encoded = (
+        None in shape
+        or builder.info.features[image_key].np_dtype != np.uint8
+        or not fits_in_memory(info.num_examples * shape[0] * shape[1] * 3)
+    )
+    if keep_encoded and not fits_in_memory(info.num_bytes):
+        raise ValueError(
+            f"{name} ({split}) takes {info.num_bytes / 2**30:.1f} GB, more than"
+            " half of the free memory. Ask for a part, as in split="
+            f"'{split}[:10%]', or write it out as a folder of images."
+        )
+    skip = {image_key: tfds.decode.SkipDecoding()} if keep_encoded else {}
+    dataset = builder.as_dataset(
+        split=split,
+        decoders=tfds.decode.PartialDecoding(wanted, decoders=skip),
+        read_config=tfds.ReadConfig(try_autocache=False),
+    )
+    images, labels = [], []
+    if not keep_encoded:
+        images = np.empty((info.num_examples, *shape[:2], 3), np.uint8)
+    start = 0
+    for batch in tfds.as_numpy(dataset.batch(_BATCH)):
+        image = batch[image_key]
+        if keep_encoded:
+            images.extend(image)
+        else:  # grey spreads to three channels, alpha is dropped
+            images[start : start + len(image)] = image[..., :3]
+            start += len(image)
+        labels.append(batch[label_key] if label_key else [])
+    labels = np.concatenate(labels)
+    labelled = label_key and labels.min() >= 0  # -1 stands for unknown
+    about = dict(
+        labels=labels if labelled else None,
+        class_names=builder.info.features["label"].names if labelled else None,
+        names=None,
+        source=name,
+        description=f"{builder.info.full_name} {split} {info.num_examples}",
+    )
+    if keep_encoded:
+        return EncodedImages(images, **about)
+    return Images(images, **about)
+
+
+@contextlib.contextmanager
+def _quiet(tfds):
+    """TFDS and what it calls write nothing to the terminal, and give up."""
+    from tensorflow_datasets.core.download import downloader
+
+    tfds.disable_progress_bar()
+    # Its 10 retries take over three minutes where there is no network.
+    downloader.MAX_RETRIES = 5
+    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _prepare(tfds, name, data_dir):
+    where = f"--data-dir {data_dir}" if data_dir else "TFDS' own folder"
+    try:
+        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+    except Exception as error:  # ValueError, TypeError, AssertionError, ...
+        raise ValueError(
+            f"TFDS does not accept the name {name!r}: {_first_line(error)}"
+        ) from error
+    try:
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+        )
+    except Exception as error:  # network, disk, checksum, manual download
+        raise ValueError(
+            f"TFDS could not download or prepare {name} ({_first_line(error)})."
+            f" Looked in {where}. Check the network, or prepare it where there "
+            "is one and copy it: --data-dir FOLDER, where FOLDER holds "
+            f"{builder.name}/, or the downloaded files in downloads/manual/"
+        ) from error
+    return builder
+
+
+def _first_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _split_name(builder, split):
+    splits = builder.info.splits
+    purposes = _SPLITS.get(builder.name, {})
+    candidates = [purposes.get(split, split)]
+    if split == "pretrain":
+        candidates.append("train")
+    if split == "test":
+        candidates.append("validation")
+    for candidate in candidates:
+        try:
+            if splits[candidate].num_examples:
+                return candidate
+        except (KeyError, ValueError):  # unknown, or not understood
+            continue
+    raise MissingSplit(
+        f"{builder.name} has no images in a split {split!r}. "
+        f"It has: {', '.join(sorted(splits))}"
+    )
+
+
+def _feature_keys(tfds, builder):
+    """`(image key, label key or None)`."""
+    features = builder.info.features
+    images = [
+        key
+        for key in features
+        if isinstance(features[key], tfds.features.Image)
+    ]
+    if not images:
+        raise ValueError(
+            f"{builder.name} is not a dataset of images. Its features are: "
+            f"{', '.join(sorted(features))}"
+        )
+    label = "label" if "label" in features else None
+    if label and not isinstance(features[label], tfds.features.ClassLabel):
+        label = None
+    return ("image" if "image" in images else images[0]), label

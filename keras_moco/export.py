@@ -1,0 +1,111 @@
+"""The encoder as a product: a folder for whatever comes after."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import keras
+
+
+def export_encoder(encoder, folder, card=None):
+    """Writes an encoder as a SavedModel with its `.keras` copy beside it.
+
+    The folder is a SavedModel: float32 images in [0, 1] in, features out, any
+    batch size; TensorFlow alone can serve it. It holds also `encoder.keras`,
+    for fine-tuning (a SavedModel is for inference only), and `card.json`. It
+    is written beside its place and moved there when it is whole.
+
+    Args:
+        encoder: Functional or Sequential `keras.Model`. A mixed-precision
+            encoder is rebuilt in float32.
+        folder: Str or path. Must not hold anything but an earlier export.
+        card: Dict or None. What to note about it in `card.json`.
+
+    Returns:
+        `pathlib.Path` of the folder.
+
+    Raises:
+        ValueError: The folder holds something that is no export.
+
+    Example:
+        >>> export_encoder(model.encoder, "saved_models/stl10")
+        >>> served = tf.saved_model.load("saved_models/stl10")
+        >>> served.serve(images)  # float32 (batch, height, width, 3)
+    """
+    folder = pathlib.Path(folder)
+    check_export_folder(folder)
+    encoder = in_float32(encoder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        encoder.export(draft, verbose=False)
+        encoder.save(draft / "encoder.keras")
+        contract = {
+            "input": "float32 RGB in [0, 1], (batch, height, width, 3)",
+            "input_shape": encoder.input_shape,
+            "output": "float32 features, (batch, features)",
+            "output_shape": encoder.output_shape,
+            "parameters": encoder.count_params(),
+        }
+        text = json.dumps({**(card or {}), **contract}, indent=2)
+        (draft / "card.json").write_text(text + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def check_export_folder(folder):
+    """Raises unless an export may go there: nothing, or an earlier export."""
+    folder = pathlib.Path(folder)
+    if folder.is_file():
+        raise ValueError(f"The export needs a folder; {folder} is a file.")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / "card.json").is_file():
+            raise ValueError(
+                f"{folder} holds files that are no exported encoder; they are "
+                "left alone. Export to another folder."
+            )
+
+
+def load_encoder(folder):
+    """Loads an exported encoder as a trainable `keras.Model`.
+
+    Args:
+        folder: Str or path: an export folder, or a `.keras` file.
+
+    Returns:
+        `keras.Model`, images -> (batch, features).
+
+    Raises:
+        ValueError: There is no encoder at that place.
+
+    Example:
+        >>> load_encoder("saved_models/stl10").predict(images)
+    """
+    path = pathlib.Path(folder)
+    if path.is_dir():
+        path = path / "encoder.keras"
+    if path.suffix != ".keras" or not path.is_file():
+        raise ValueError(
+            f"{folder} holds no exported encoder: expected a folder with "
+            "encoder.keras in it (as keras-moco export writes) or a .keras "
+            "file."
+        )
+    return keras.models.load_model(path, compile=False)
+
+
+def in_float32(encoder):
+    """Returns the encoder, or its copy in float32 if it computes in halves."""
+    text = encoder.to_json()
+    plain = text.replace("mixed_float16", "float32").replace(
+        "mixed_bfloat16", "float32"
+    )
+    if plain == text:
+        return encoder
+    copy = keras.models.model_from_json(plain)
+    copy.set_weights(encoder.get_weights())
+    return copy

@@ -1,0 +1,531 @@
+"""Momentum contrast as a Keras model."""
+
+import keras
+import tensorflow as tf
+
+from keras_moco import distribute
+from keras_moco.callbacks import MomentumUpdate
+from keras_moco.encoders import projection_head
+from keras_moco.losses import contrast_top1, feature_std, info_nce
+from keras_moco.schedules import CosineMomentum
+
+
+@keras.saving.register_keras_serializable(package="keras_moco")
+class MoCo(keras.Model):
+    """An encoder learns to tell its images apart, against a queue of keys.
+
+    Two views of each image are encoded: the query by the encoder that learns,
+    the key by its slowly moving average. A query must find its own key among
+    `queue_size` keys of earlier images. `fit` trains it; `model(images)` gives
+    features; `model.encoder` is what one keeps.
+
+    The rule of the average is `update_key_encoder`; `MomentumUpdate` calls it
+    after every step, and `fit` adds that callback when it is not given.
+
+    Args:
+        encoder: `keras.Model`, images -> (batch, features).
+        projector: `keras.Model`, (batch, features) -> (batch, dim).
+        predictor: `keras.Model` or None. A further head for queries only
+            (MoCo v3). Defaults to None.
+        queue_size: Int. Past keys kept as negatives; 0 takes the other keys of
+            the batch. Defaults to 65536.
+        temperature: Float > 0. Defaults to 0.2.
+        momentum: Float in [0, 1] or a Keras schedule of the step. Share of
+            itself that the key encoder keeps in a step. Defaults to 0.999.
+        symmetric: Bool. Use both views as query and as key; the loss is the
+            mean of the two, the keys enter the queue once, after both.
+            Defaults to False.
+        mask_same_image: Bool. Leave keys of the query's own image out of the
+            negatives; needs batches with an index. Defaults to False.
+        **kwargs: As for `keras.Model` (`name`).
+
+    Batches: `(query, key)` or `(query, key, index)`; both views float
+    (batch, height, width, 3), the index int (batch,) names the image.
+
+    Attributes:
+        encoder, projector, key_encoder, key_projector: The four networks.
+        queue: (queue_size, dim) float32 keys of unit length; random at first.
+        queue_index: (queue_size,) int64 image of each key, -1 if unknown.
+        queue_pointer: int64 scalar. Row that the next key is written to.
+        queue_filled: int64 scalar. Real keys in the queue.
+
+    Raises:
+        ValueError: An argument out of range; an encoder that does not give one
+            vector an image.
+
+    Example:
+        >>> encoder = resnet("resnet18", image_size=32, width=16)
+        >>> model = MoCo(encoder, projection_head(128), queue_size=4096)
+        >>> model.compile(SGD(0.03, weight_decay=1e-4))
+        >>> model.fit(pairs, epochs=10)
+
+    Reference:
+        He et al. 2019, arXiv:1911.05722; Chen et al. 2020, arXiv:2003.04297;
+        Chen et al. 2021, arXiv:2104.02057.
+    """
+
+    def __init__(
+        self,
+        encoder,
+        projector,
+        predictor=None,
+        queue_size=65536,
+        temperature=0.2,
+        momentum=0.999,
+        symmetric=False,
+        mask_same_image=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        _check_arguments(queue_size, temperature, momentum)
+        feature_dim(encoder)
+        self.encoder = encoder
+        self.projector = projector
+        self.predictor = predictor
+        self.queue_size = queue_size
+        self.temperature = temperature
+        self.momentum = momentum
+        self.symmetric = symmetric
+        self.mask_same_image = mask_same_image
+
+        self.key_encoder = frozen_copy(encoder)
+        self.key_projector = frozen_copy(projector)
+        self.add_queue(projector.output_shape[-1])
+        self.loss_tracker = keras.metrics.Mean("loss")
+        self.positive_tracker = keras.metrics.Mean("positive_similarity")
+        self.negative_tracker = keras.metrics.Mean("negative_similarity")
+        self.std_tracker = keras.metrics.Mean("feature_std")
+        # Weighted by whether the queue is full: before, it means nothing.
+        self.contrast_top1 = keras.metrics.Mean("contrast_top1")
+        self.update_in_step = False  # `MomentumUpdate` decides.
+        self._compiled_update = tf.function(self._update_key_encoder)
+        self.built = True
+
+    @classmethod
+    def from_preset(cls, preset, encoder, total_steps=None):
+        """Builds the model that a preset describes around an encoder.
+
+        Args:
+            preset: `Preset`, such as `PRESETS["moco_v2"]`.
+            encoder: `keras.Model`, images -> (batch, features).
+            total_steps: Int. Steps of the run; needed by presets whose
+                momentum rises.
+
+        Returns:
+            `MoCo`, not yet compiled.
+        """
+        momentum = preset.momentum
+        if preset.final_momentum is not None:
+            if total_steps is None:
+                raise ValueError(
+                    "`total_steps` is needed: the momentum of this preset "
+                    f"rises to {preset.final_momentum} by the last step."
+                )
+            momentum = CosineMomentum(
+                momentum, preset.final_momentum, total_steps
+            )
+        head = {
+            "output_dim": preset.head_output_dim,
+            "hidden_dim": preset.head_hidden_dim,
+            "batch_norm": preset.head_batch_norm,
+        }
+        predictor = None
+        if preset.predictor_layers:
+            predictor = projection_head(
+                preset.head_output_dim,
+                layers=preset.predictor_layers,
+                last_batch_norm=False,
+                name="predictor",
+                **head,
+            )
+        return cls(
+            encoder,
+            projection_head(
+                feature_dim(encoder), layers=preset.head_layers, **head
+            ),
+            predictor,
+            queue_size=preset.queue_size,
+            temperature=preset.temperature,
+            momentum=momentum,
+            symmetric=preset.symmetric,
+            mask_same_image=bool(preset.mask_same_image),
+        )
+
+    def add_queue(self, dim):
+        """Creates the queue of random keys, its index and its pointers."""
+        # Keras weights, so that they are saved; every replica writes the same
+        # rows, so that one replica's value is the value.
+        options = {
+            "trainable": False,
+            "autocast": False,
+            "aggregation": "only_first_replica",
+        }
+        self.queue = self.add_weight(
+            (self.queue_size, dim),
+            initializer=random_unit_rows,
+            dtype="float32",
+            name="queue",
+            **options,
+        )
+        for name, shape, value in (
+            ("queue_index", (self.queue_size,), -1),
+            ("queue_pointer", (), 0),
+            ("queue_filled", (), 0),
+        ):
+            weight = self.add_weight(
+                shape,
+                initializer=keras.initializers.Constant(value),
+                dtype="int64",
+                name=name,
+                **options,
+            )
+            setattr(self, name, weight)
+
+    def call(self, images, training=False):
+        """Returns the encoder's features, (batch, features)."""
+        return self.encoder(images, training=training)
+
+    def train_step(self, data):
+        """One step of momentum contrast; the average follows after it."""
+        directions, index = self.unpack(data)
+        keys = [self.encode_key(key) for _, key in directions]
+        with tf.GradientTape() as tape:
+            queries = [self.encode_query(query) for query, _ in directions]
+            losses = [
+                self.contrast(query, key, index)
+                for query, key in zip(queries, keys, strict=True)
+            ]
+            loss = tf.add_n(losses) / len(losses)
+            penalty = tf.add_n([0.0, *self.encoder.losses])
+            # Gradients are summed over replicas.
+            share = (loss + penalty) / distribute.num_replicas()
+            scaled_loss = self.optimizer.scale_loss(share)
+        variables = self.trainable_variables
+        gradients = tape.gradient(scaled_loss, variables)
+        self.optimizer.apply(gradients, variables)
+        self.enqueue(keys, index)
+        if self.update_in_step:
+            self.update_key_encoder()
+        return self.track(loss)
+
+    def test_step(self, data):
+        """The loss of held-out pairs against the queue as it is."""
+        directions, index = self.unpack(data)
+        losses = [
+            self.contrast(
+                self.encode_query(query, training=False),
+                self.encode_key(key, training=False),
+                index,
+            )
+            for query, key in directions
+        ]
+        return self.track(tf.add_n(losses) / len(directions))
+
+    def unpack(self, data):
+        """Returns the directions [(query, key), ...] and the index or None."""
+        # A tuple of three looks to Keras like (x, y, sample_weight), and
+        # `train_on_batch` makes one of every batch.
+        query, key, index = keras.utils.unpack_x_y_sample_weight(data)
+        if key is None:
+            raise ValueError(
+                "A batch must be (query, key) or (query, key, index): two "
+                "views of each image, and its number if wanted."
+            )
+        if self.mask_same_image and index is None:
+            raise ValueError(
+                "`mask_same_image=True` needs batches of (query, key, index). "
+                "Received batches of (query, key)."
+            )
+        directions = [(query, key)]
+        if self.symmetric:
+            directions.append((key, query))
+        return directions, index
+
+    def encode_query(self, images, training=True):
+        """Images -> queries of unit length, (batch, dim) float32."""
+        features = self.encoder(images, training=training)
+        self.std_tracker.update_state(feature_std(features))
+        query = self.projector(features, training=training)
+        if self.predictor is not None:
+            query = self.predictor(query, training=training)
+        return unit_length(query)
+
+    def encode_key(self, images, training=True):
+        """Images -> keys of unit length, (batch, dim) float32.
+
+        In training the key encoder normalises by its batch too, as published.
+        """
+        features = self.key_encoder(images, training=training)
+        key = self.key_projector(features, training=training)
+        return tf.stop_gradient(unit_length(key))
+
+    def contrast(self, query, key, index=None):
+        """The mean loss of queries against their keys and the negatives."""
+        positive = tf.reduce_sum(query * key, axis=1)  # (batch,)
+        negatives, excluded = self.negatives(key, index)
+        negative = tf.matmul(query, negatives, transpose_b=True)  # (batch, K)
+        loss = info_nce(positive, negative, self.temperature, excluded)
+        self.positive_tracker.update_state(positive)
+        # The mean over all pairs is the product of the means.
+        self.negative_tracker.update_state(
+            tf.tensordot(
+                tf.reduce_mean(query, axis=0),
+                tf.reduce_mean(negatives, axis=0),
+                1,
+            )
+        )
+        self.contrast_top1.update_state(
+            contrast_top1(positive, negative, excluded),
+            sample_weight=self.queue_is_full(),
+        )
+        return tf.reduce_mean(loss)
+
+    def negatives(self, key, index):
+        """Returns keys (K, dim) and which of them each query leaves out."""
+        if self.queue_size:
+            negatives, images = self.queue.value, self.queue_index.value
+            excluded = None
+        else:
+            negatives = distribute.gather(key)
+            own = distribute.first_row(key) + tf.range(tf.shape(key)[0])
+            everyone = tf.range(tf.shape(negatives)[0])
+            excluded = own[:, None] == everyone[None, :]
+            images = None if index is None else distribute.gather(index)
+        if self.mask_same_image:
+            same = tf.cast(index, images.dtype)[:, None] == images[None, :]
+            excluded = same if excluded is None else excluded | same
+        return negatives, excluded
+
+    def enqueue(self, keys, index=None):
+        """Writes a step's keys over the oldest ones in the ring.
+
+        Args:
+            keys: List of (batch, dim) tensors, this replica's share.
+            index: Int tensor (batch,) or None.
+        """
+        if not self.queue_size:
+            return
+        if index is None:
+            index = -tf.ones(tf.shape(keys[0])[:1], tf.int64)
+        index = tf.tile(tf.cast(index, tf.int64), [len(keys)])
+        keys = distribute.gather(tf.concat(keys, axis=0))
+        index = distribute.gather(index)
+        count = tf.shape(keys, out_type=tf.int64)[0]
+        newest = tf.minimum(count, self.queue_size)
+        start = self.queue_pointer.value + count - newest
+        rows = (start + tf.range(newest)) % self.queue_size
+        for queue, values in ((self.queue, keys), (self.queue_index, index)):
+            update = tf.IndexedSlices(values[count - newest :], rows)
+            queue.value.scatter_update(update)
+        self.queue_pointer.assign((start + newest) % self.queue_size)
+        self.queue_filled.assign(
+            tf.minimum(self.queue_filled.value + count, self.queue_size)
+        )
+
+    def queue_is_full(self):
+        """1.0 once the queue holds no random rows any more, else 0.0."""
+        full = self.queue_filled.value >= self.queue_size
+        return tf.cast(full, tf.float32)
+
+    def update_key_encoder(self):
+        """Moves the key weights: momentum * key + (1 - momentum) * query.
+
+        The only code that does. Trainable weights alone take part: batch
+        statistics belong to the key encoder, which makes its own. After the
+        optimizer's step this is the published order, where the average comes
+        before the next forward pass and the first one changes nothing.
+        """
+        if tf.inside_function():
+            self._update_key_encoder()
+        else:
+            self._compiled_update()
+
+    def _update_key_encoder(self):
+        momentum = self.key_momentum()
+
+        def average(key, query):
+            key.assign(momentum * key + (1.0 - momentum) * query)
+
+        # Each replica moves its own copy: nothing crosses devices.
+        strategy = self.distribute_strategy
+        with strategy.scope():
+            for query, key in self.averaged_pairs():
+                strategy.extended.update(key, average, args=(query,))
+
+    def averaged_pairs(self):
+        """The (query, key) `tf.Variable`s that the average ties together."""
+        pairs = []
+        for query, key in (
+            (self.encoder, self.key_encoder),
+            (self.projector, self.key_projector),
+        ):
+            trained = {id(v) for v in query.trainable_variables}
+            pairs += [
+                (q.value, k.value)
+                for q, k in zip(query.variables, key.variables, strict=True)
+                if id(q) in trained
+            ]
+        return pairs
+
+    def key_momentum(self):
+        """The momentum at the optimizer's step, a float or scalar tensor."""
+        if callable(self.momentum):
+            return self.momentum(self.optimizer.iterations)
+        return self.momentum
+
+    def track(self, loss):
+        """Adds the loss to its mean and returns what a step reports."""
+        self.loss_tracker.update_state(loss)
+        logs = {
+            tracker.name: tracker.result()
+            for tracker in (
+                self.loss_tracker,
+                self.positive_tracker,
+                self.negative_tracker,
+                self.std_tracker,
+            )
+        }
+        if self.queue_size:
+            logs["queue_fill"] = (
+                tf.cast(self.queue_filled.value, tf.float32) / self.queue_size
+            )
+        return logs
+
+    @property
+    def metrics(self):
+        """The means that `fit` resets at each epoch."""
+        return [
+            self.loss_tracker,
+            self.positive_tracker,
+            self.negative_tracker,
+            self.std_tracker,
+            self.contrast_top1,
+        ]
+
+    @property
+    def trainable_variables(self):
+        """Query weights only, whatever `trainable` was set to meanwhile."""
+        parts = [self.encoder, self.projector, self.predictor]
+        return [
+            variable
+            for part in parts
+            if part is not None and self.trainable
+            for variable in part.trainable_variables
+        ]
+
+    @property
+    def trainable_weights(self):
+        """The same as `trainable_variables`."""
+        return self.trainable_variables
+
+    def fit(self, x=None, *args, callbacks=None, **kwargs):
+        """As `keras.Model.fit`; adds `MomentumUpdate` when it is missing."""
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = list(callbacks or [])
+            if not any(isinstance(c, MomentumUpdate) for c in callbacks):
+                callbacks.insert(0, MomentumUpdate())
+        # Keras warns about its own default on every dataset.
+        kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
+        return super().fit(x, *args, callbacks=callbacks, **kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+        """One step on (query, key, index) with its average, as in `fit`."""
+        logs = super().train_on_batch(x, y, sample_weight, **kwargs)
+        callback = MomentumUpdate()
+        callback.set_model(self)
+        callback.on_train_batch_end(0)
+        return logs
+
+    def _symbolic_build(self, iterator=None, data_batch=None):
+        # Everything but the optimizer is built at construction. Keras would
+        # reduce a batch over replicas here, which fails on several workers.
+        if not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        with self.distribute_strategy.scope():
+            self._symbolic_build()
+
+    def get_config(self):
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "name": self.name,
+            "encoder": serialize(self.encoder),
+            "projector": serialize(self.projector),
+            "predictor": serialize(self.predictor),
+            "queue_size": self.queue_size,
+            "temperature": self.temperature,
+            "momentum": serialize(self.momentum),
+            "symmetric": self.symmetric,
+            "mask_same_image": self.mask_same_image,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuilds the model, all its parts included."""
+        restore = keras.saving.deserialize_keras_object
+        parts = {
+            name: restore(config[name], custom_objects=custom_objects)
+            for name in ("encoder", "projector", "predictor", "momentum")
+        }
+        return cls(**{**config, **parts})
+
+
+def unit_length(x):
+    """Scales rows to length 1, in float32; a row of zeros stays zero."""
+    return tf.math.l2_normalize(tf.cast(x, tf.float32), axis=1)
+
+
+def random_unit_rows(shape, dtype=None):
+    """Initializer of the queue: random directions."""
+    return unit_length(keras.random.normal(shape, dtype=dtype))
+
+
+def frozen_copy(model):
+    """Copies a model, weights too, and takes its variables out of training.
+
+    The layers stay trainable: `layer.trainable = False` would put batch
+    normalisation into inference mode.
+    """
+    copy = keras.models.clone_model(model)
+    if not copy.built:
+        copy.build_from_config(model.get_build_config())
+    copy.set_weights(model.get_weights())
+    for variable in copy.variables:
+        variable.trainable = False
+    return copy
+
+
+def feature_dim(encoder):
+    """Returns the width of an encoder's features, or raises what is wrong."""
+    shape = getattr(encoder, "output_shape", None)
+    if shape is None or not encoder.built:
+        raise ValueError(
+            "`encoder` must be a built Keras model that knows its output "
+            "shape, such as a functional or Sequential model with an Input. "
+            f"Received: {encoder}"
+        )
+    if isinstance(shape, tuple) and len(shape) == 2 and shape[1] is not None:
+        return shape[1]
+    hint = ""
+    if isinstance(shape, tuple) and len(shape) == 4:
+        hint = (
+            " This is a feature map: add keras.layers.GlobalAveragePooling2D()"
+            ' behind it, or build it with pooling="avg".'
+        )
+    raise ValueError(
+        "`encoder` must map images to one vector each, (batch, features). "
+        f"Its output shape is {shape}.{hint}"
+    )
+
+
+def _check_arguments(queue_size, temperature, momentum):
+    if queue_size < 0:
+        raise ValueError(
+            "`queue_size` must be 0 (negatives from the batch) or more. "
+            f"Received: {queue_size}"
+        )
+    if temperature <= 0:
+        raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
+    if not callable(momentum) and not 0 <= momentum <= 1:
+        raise ValueError(f"`momentum` must be in [0, 1]. Received: {momentum}")

@@ -1,0 +1,433 @@
+"""The main job, from images to an exported encoder, as one function."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import keras
+import tensorflow as tf
+
+import keras_moco
+from keras_moco.callbacks import KNNMonitor
+from keras_moco.data.images import MissingSplit
+from keras_moco.data.pipeline import (
+    labeled_dataset,
+    natural_size,
+    pretrain_dataset,
+)
+from keras_moco.data.sources import load_images
+from keras_moco.encoders import RESNETS, resnet
+from keras_moco.evaluate import knn_accuracy
+from keras_moco.export import check_export_folder, export_encoder
+from keras_moco.moco import MoCo
+from keras_moco.optimizers import build_optimizer
+from keras_moco.presets import Preset, find_preset, parse_setting
+from keras_moco.run import LossBar, RunFolder, RunLog
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def pretrain(
+    dataset="shapes",
+    preset=None,
+    settings=(),
+    *,
+    encoder=None,
+    width=None,
+    image_size=None,
+    batch_size=None,
+    epochs=None,
+    steps_per_epoch=None,
+    seed=0,
+    precision="float32",
+    run_dir=None,
+    data_dir=None,
+    knn_every=1,
+    max_broken=0.01,
+    export_to=None,
+    verbose=True,
+):
+    """Pretrains an encoder on unlabelled images and exports it.
+
+    Labels, where there are any, serve only to measure kNN accuracy beside the
+    training. An interrupted run goes on when it is called again with the same
+    arguments; a finished one returns its result.
+
+    Args:
+        dataset: "shapes" (built in), a TFDS name, a folder of images (flat, or
+            with `train` and `test` in it), several in a list, or a uint8 array
+            (N, H, W, 3).
+        preset: Name in `PRESETS`, or None for the one that suits the dataset.
+        settings: "FIELD=VALUE" strings that change fields of the preset.
+        encoder: Name of an encoder, or a `keras.Model` (built, images ->
+            features). None takes the preset's.
+        width: Int. Channels of the first stage of a named encoder.
+        image_size: Int. Side of the views in pixels.
+        batch_size: Int. Images a step over all devices; the learning rate
+            follows it.
+        epochs: Int.
+        steps_per_epoch: Int or None. Fewer steps than the data has batches.
+        seed: Int >= 0. Of weights, order and views.
+        precision: "float32", "mixed_bfloat16" or "mixed_float16".
+        run_dir: Folder of the run. None takes `runs/<dataset>-<preset>`, with
+            a number behind it if that holds a run of other settings.
+        data_dir: Folder of TFDS' data.
+        knn_every: Int. Epochs between kNN measurements; 0 leaves them out.
+        max_broken: Float in [0, 1]. Share of broken files that is skipped.
+        export_to: Folder. None takes `saved_models/<name of the run folder>`.
+        verbose: Bool. Report to the terminal.
+
+    Returns:
+        Dict, also in `result.json`: `knn_top1`, `knn_top1_untrained` and
+        `knn_top1_pixels` (where there are labels), `loss`,
+        `images_per_second`, `seconds`, `peak_memory_mb`, `run`, `export`.
+
+    Raises:
+        ValueError: In one line, what was expected, what came and what to do.
+            Nothing has been written then.
+
+    Example:
+        >>> result = keras_moco.pretrain("photos/", epochs=100)
+        >>> encoder = keras_moco.load_encoder(result["export"])
+    """
+    say = print if verbose else lambda *_: None
+    _check_options(precision, seed, knn_every, steps_per_epoch)
+    preset_name, preset = find_preset(preset, dataset)
+    changes = dict(parse_setting(text) for text in settings)
+    changes |= {
+        name: value
+        for name, value in (
+            ("encoder", encoder if isinstance(encoder, str) else None),
+            ("width", width),
+            ("image_size", image_size),
+            ("batch_size", batch_size),
+            ("epochs", epochs),
+        )
+        if value is not None
+    }
+    preset = preset.replace(**changes)
+    source = {
+        "data_dir": data_dir,
+        "max_broken": max_broken,
+        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
+    }
+    images = load_images(dataset, "pretrain", **source)
+    preset = _fit_to_data(preset, images)
+    settings = {
+        "data": f"{images.source}, {len(images)} images, {images.fingerprint}",
+        "preset": preset_name,
+        **dataclasses.asdict(preset),
+        "encoder": getattr(encoder, "name", preset.encoder),
+        "steps_per_epoch": steps_per_epoch,
+        "seed": seed,
+        "precision": precision,
+    }
+    del settings["summary"]
+    pairs = pretrain_dataset(images, preset, None, preset.batch_size, seed)
+    if steps_per_epoch and steps_per_epoch > len(pairs):
+        raise ValueError(
+            f"`steps_per_epoch` must be at most {len(pairs)}, the batches of "
+            f"{preset.batch_size} in the data. Received: {steps_per_epoch}"
+        )
+    run = _open_run(run_dir, images.source, preset_name, settings)
+    export_to = pathlib.Path(export_to or f"saved_models/{run.path.name}")
+    result = run.read("result.json")
+    if result:
+        say(f"The run in {run.path} is finished already; this is its result.")
+        _say_result(result, say)
+        return result
+    check_export_folder(export_to)
+    knn_data = (
+        _knn_data(dataset, images, preset, source, say) if knn_every else ()
+    )
+
+    begin = time.perf_counter()
+    keras.utils.set_random_seed(seed)
+    steps = steps_per_epoch or len(pairs)
+    total_steps = steps * preset.epochs
+    model = _build_model(preset, encoder, total_steps, precision)
+    encoder = model.encoder
+    _say_plan(images, preset, preset_name, model, steps, say)
+
+    before = dict(run.read("run.json"))
+    if not before:
+        baselines = {}
+        if knn_data:
+            baselines = {
+                "knn_top1_pixels": knn_accuracy(None, *knn_data),
+                "knn_top1_untrained": knn_accuracy(encoder, *knn_data),
+            }
+        before = {"settings": settings, "baselines": baselines, **_origin()}
+        run.write("run.json", before)
+    _say_baselines(before["baselines"], say)
+    done = run.restore(model) // steps
+    run.keep_metrics(done)
+    if done:
+        say(f"Going on after epoch {done} of {preset.epochs}, from {run.path}")
+    pairs = pretrain_dataset(
+        images, preset, None, preset.batch_size, seed, first_epoch=done
+    ).take(steps)
+    callbacks = [RunLog(run, preset.batch_size, preset.epochs, say)]
+    if knn_data:
+        callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
+    if verbose and sys.stdout.isatty():
+        callbacks.insert(0, LossBar())
+    try:
+        model.fit(
+            pairs,
+            epochs=preset.epochs,
+            initial_epoch=done,
+            callbacks=callbacks,
+            verbose=0,
+        )
+    except KeyboardInterrupt:
+        say(
+            f"\nStopped. {len(run.metrics())} of {preset.epochs} epochs are in "
+            f"{run.path}; the same command goes on from there."
+        )
+        raise
+    rows = run.metrics()
+    result = {
+        "knn_top1": rows[-1].get("knn_top1"),
+        **before["baselines"],
+        "loss": rows[-1]["loss"],
+        # The first epoch of a process compiles.
+        "images_per_second": statistics.median(
+            row["images_per_second"] for row in rows[1:] or rows
+        ),
+        "seconds": round(time.perf_counter() - begin, 1),
+        "peak_memory_mb": round(_peak_memory_mb()),
+        "run": str(run.path),
+        "export": str(export_to),
+    }
+    result = {
+        name: value for name, value in result.items() if value is not None
+    }
+    export_encoder(encoder, export_to, card={"settings": settings, **result})
+    run.write("result.json", result)
+    if images.broken:
+        say(_broken_line(images.broken))
+    _say_result(result, say)
+    return result
+
+
+def export_run(run_dir, folder):
+    """Exports the encoder of a run folder as its last epoch left it.
+
+    Args:
+        run_dir: Folder of a run by `pretrain`, finished or not, of an encoder
+            given by name.
+        folder: Str or path. Where the export goes.
+
+    Returns:
+        `pathlib.Path` of the export.
+
+    Raises:
+        ValueError: No run there, no epoch finished, or an encoder of the
+            user's own, which the folder does not describe.
+
+    Example:
+        >>> export_run("runs/shapes-demo", "saved_models/so_far")
+    """
+    path = pathlib.Path(run_dir)
+    if not (path / "run.json").is_file():
+        raise ValueError(f"{path} is no run folder: it holds no run.json.")
+    settings = json.loads((path / "run.json").read_text())["settings"]
+    run = RunFolder(path, settings)
+    fields = {field.name for field in dataclasses.fields(Preset)}
+    preset = Preset(
+        summary="",
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+            if name in fields
+        },
+    )
+    if preset.encoder not in RESNETS:
+        raise ValueError(
+            f"The encoder {preset.encoder!r} of {path} was not built by name: "
+            "rebuild it in Python and load the checkpoint into its MoCo."
+        )
+    model = _build_model(preset, None, 1, settings["precision"])
+    if not run.restore(model):
+        raise ValueError(f"No epoch of the run in {path} is finished yet.")
+    return export_encoder(model.encoder, folder, {"settings": settings})
+
+
+def _build_model(preset, encoder, total_steps, precision):
+    with _dtype_policy(precision):
+        if not isinstance(encoder, keras.Model):
+            encoder = resnet(
+                preset.encoder,
+                preset.image_size,
+                preset.width,
+                preset.mean,
+                preset.std,
+            )
+        model = MoCo.from_preset(preset, encoder, total_steps)
+        optimizer = build_optimizer(preset, preset.batch_size, total_steps)
+        model.compile(optimizer)
+    return model
+
+
+def _check_options(precision, seed, knn_every, steps_per_epoch):
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"`precision` must be one of {', '.join(PRECISIONS)}. "
+            f"Received: {precision!r}"
+        )
+    for name, value, low in (
+        ("seed", seed, 0),
+        ("knn_every", knn_every, 0),
+        ("steps_per_epoch", steps_per_epoch, 1),
+    ):
+        if value is not None and value < low:
+            raise ValueError(f"`{name}` must be >= {low}. Received: {value}")
+
+
+def _fit_to_data(preset, images):
+    """Fills in what a preset leaves to the data."""
+    mask = preset.mask_same_image
+    if mask is None:
+        mask = preset.queue_size > len(images) / 10
+    size = preset.image_size or natural_size(images)
+    return preset.replace(image_size=size, mask_same_image=mask)
+
+
+def _open_run(run_dir, source, preset_name, settings):
+    """The folder asked for, or the first of its name that fits the settings."""
+    if run_dir is not None:
+        return RunFolder(run_dir, settings)
+    stem = pathlib.Path(source.split(",")[0]).resolve().name or "images"
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
+        path = pathlib.Path("runs", f"{stem}-{preset_name}{suffix}")
+        if not path.exists():
+            return RunFolder(path, settings)
+        with contextlib.suppress(ValueError):
+            return RunFolder(path, settings)
+
+
+def _knn_data(dataset, images, preset, source, say):
+    """The labelled bank and test set, or () with a line that says why not."""
+    try:
+        test = load_images(dataset, "test", **source)
+        bank = images
+        if images.labels is None:
+            bank = load_images(dataset, "train", **source)
+        return [
+            labeled_dataset(part, image_size=preset.image_size)
+            for part in (bank, test)
+        ]
+    except MissingSplit as error:
+        say(f"No kNN accuracy beside the training: {error}")
+        return ()
+
+
+@contextlib.contextmanager
+def _dtype_policy(name):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _say_plan(images, preset, preset_name, model, steps, say):
+    height, width = images.size or ("", "")
+    shape = f", {height}x{width}" if images.size else ""
+    say(f"{images.source}: {len(images):,} images{shape}; preset {preset_name}")
+    if images.broken:
+        say(_broken_line(images.broken))
+    say(
+        f"{model.encoder.name}: {model.encoder.count_params():,} parameters, "
+        f"{model.encoder.output_shape[-1]} features, {preset.image_size} px"
+    )
+    say(
+        f"{preset.epochs} epochs of {steps} steps of {preset.batch_size} "
+        f"images; learning rate {preset.base_learning_rate:g} x "
+        f"{preset.batch_size} / 256 = "
+        f"{preset.base_learning_rate * preset.batch_size / 256:g}"
+    )
+    negatives = preset.queue_size or preset.batch_size - 1
+    say(
+        f"{negatives:,} negatives, momentum {preset.momentum:g}, temperature "
+        f"{preset.temperature:g}; chance loss {math.log(negatives + 1):.2f}"
+    )
+    if preset.queue_size > len(images) / 10:
+        masked = "left out of" if preset.mask_same_image else "among"
+        say(
+            "The queue is more than a tenth of the data: keys of the query's "
+            f"own\nimage come up often and are {masked} its negatives "
+            f"(mask_same_image={str(preset.mask_same_image).lower()})."
+        )
+    fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
+    if fill > 1:
+        say(
+            f"The loss rises first, until the queue holds real keys: about "
+            f"{math.ceil(fill)} steps."
+        )
+
+
+def _say_baselines(baselines, say):
+    if baselines:
+        say(
+            "kNN top-1 (backbone features, k 200, T 0.1): raw pixels "
+            f"{100 * baselines['knn_top1_pixels']:.1f} %, untrained "
+            f"{100 * baselines['knn_top1_untrained']:.1f} %"
+        )
+
+
+def _say_result(result, say):
+    if "knn_top1" in result:
+        say(
+            f"kNN top-1 {100 * result['knn_top1']:.1f} %, untrained "
+            f"{100 * result['knn_top1_untrained']:.1f} %, raw pixels "
+            f"{100 * result['knn_top1_pixels']:.1f} %"
+        )
+    say(
+        f"{result['images_per_second']:.0f} images/s, {result['seconds']:.0f} "
+        f"s, {result['peak_memory_mb']:,} MB at the peak"
+    )
+    say(f"Run      {result['run']}  (tensorboard --logdir {result['run']})")
+    say(f"Encoder  {result['export']}")
+
+
+def _broken_line(broken):
+    shown = ", ".join(broken[:10]) + (", ..." if len(broken) > 10 else "")
+    return f"{len(broken)} broken image files were left out: {shown}"
+
+
+def _origin():
+    """Where a result came from: versions, machine, revision of the user's."""
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "versions": {
+            "keras_moco": keras_moco.__version__,
+            "keras": keras.version(),
+            "tensorflow": tf.version.VERSION,
+            "python": platform.python_version(),
+        },
+        "devices": [d.device_type for d in tf.config.list_physical_devices()],
+        "git_revision": git.stdout.strip() or None,
+    }
+
+
+def _peak_memory_mb():
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

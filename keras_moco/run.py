@@ -1,0 +1,237 @@
+"""The run folder: its settings, its log, its checkpoint.
+
+run.json                  all settings, versions, the data
+metrics.jsonl             one line an epoch
+events.out.tfevents.*     the same for TensorBoard
+checkpoint.weights.h5     weights, queue, optimizer after the last epoch
+result.json               at the end
+"""
+
+import json
+import math
+import os
+import pathlib
+import time
+
+import keras
+import tensorflow as tf
+
+CHECKPOINT = "checkpoint.weights.h5"
+
+
+class RunFolder:
+    """A folder that belongs to one run and its settings.
+
+    Args:
+        path: Str or path.
+        settings: Dict. Everything that decides the run's result.
+
+    Raises:
+        ValueError: It cannot be written, holds other files, or a run with
+            other settings.
+
+    Example:
+        >>> run = RunFolder("runs/first", {"seed": 0})
+    """
+
+    def __init__(self, path, settings):
+        self.path = pathlib.Path(path)
+        # What JSON makes of them (tuples are lists), to compare like with like.
+        self.settings = json.loads(json.dumps(settings))
+        self.check()
+
+    def check(self):
+        """Raises unless this run may be written here; writes nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"The run folder must be a folder; {self.path} is a file."
+            )
+        place = self.path
+        while not place.exists():
+            place = place.parent
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"The run folder {self.path} cannot be written: no permission "
+                f"in {place}. Give another with --run-dir."
+            )
+        if not (self.path / "run.json").exists():
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise ValueError(
+                    f"{self.path} holds files that are no run. Give a new or "
+                    "empty folder with --run-dir."
+                )
+            return
+        differing = self.differences()
+        if differing:
+            raise ValueError(
+                f"{self.path} holds another run: {'; '.join(differing)}. Give "
+                "another folder with --run-dir, or the same settings to go on."
+            )
+
+    def differences(self):
+        """What the run that is there was set to otherwise, a line each."""
+        there = self.read("run.json").get("settings", {})
+        names = {**there, **self.settings}
+        return [
+            f"{name} was {there.get(name)!r}, now {self.settings.get(name)!r}"
+            for name in names
+            if there.get(name) != self.settings.get(name)
+        ]
+
+    def read(self, name):
+        """Returns a JSON file of the folder; {} if it is not there."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return {}
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{self.path / name} is not readable as JSON ({error}). Give "
+                "another folder with --run-dir."
+            ) from error
+
+    def write(self, name, content):
+        """Writes a JSON file of the folder, whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = self.path / f".{name}.tmp"
+        draft.write_text(json.dumps(content, indent=2) + "\n")
+        draft.replace(self.path / name)
+
+    def metrics(self):
+        """The lines of metrics.jsonl, as dicts."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def restore(self, model):
+        """Loads the checkpoint if there is one.
+
+        Args:
+            model: Compiled `MoCo`.
+
+        Returns:
+            Int. Steps that are done.
+        """
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return 0
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+        return int(model.optimizer.iterations.numpy())
+
+    def keep_metrics(self, epochs):
+        """Drops the lines of epochs that are to be done again."""
+        lines = [row for row in self.metrics() if row["epoch"] <= epochs]
+        text = "".join(json.dumps(row) + "\n" for row in lines)
+        (self.path / "metrics.jsonl").write_text(text)
+
+    def save(self, model):
+        """Writes the checkpoint beside its place, then moves it there."""
+        draft = self.path / f".tmp.{CHECKPOINT}"
+        model.save_weights(draft)
+        draft.replace(self.path / CHECKPOINT)
+
+
+class RunLog(keras.callbacks.Callback):
+    """Writes each epoch to the run folder and to the terminal.
+
+    Put it behind `KNNMonitor`, whose figure it logs. The line of an epoch is
+    written before its checkpoint, so that no saved epoch lacks its line.
+
+    Args:
+        run: `RunFolder`.
+        batch_size: Int. Images a step, over all devices.
+        epochs: Int. Of the whole run.
+        say: Function that prints a line.
+    """
+
+    def __init__(self, run, batch_size, epochs, say=print):
+        super().__init__()
+        self.run = run
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.say = say
+        self.told_rise = False
+        self.writer = tf.summary.create_file_writer(str(run.path))
+
+    def on_train_begin(self, logs=None):
+        self.begin_time = time.perf_counter()
+        self.earlier = sum(row["seconds"] for row in self.run.metrics())
+        self.epochs_here = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch_time = self.last_batch_time = time.perf_counter()
+        self.steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps = batch + 1
+        self.last_batch_time = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        model = self.model
+        row = {"epoch": epoch + 1, **(logs or {})}
+        if float(model.contrast_top1.count.numpy()) > 0:
+            row["contrast_top1"] = model.contrast_top1.result()
+        row["learning_rate"] = model.optimizer.learning_rate
+        row["key_momentum"] = model.key_momentum()
+        train_seconds = self.last_batch_time - self.epoch_time
+        row["images_per_second"] = self.steps * self.batch_size / train_seconds
+        row["seconds"] = time.perf_counter() - self.epoch_time
+        row = {name: _number(value) for name, value in row.items()}
+        with open(self.run.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        with self.writer.as_default(step=epoch + 1):
+            for name, value in row.items():
+                if name != "epoch":
+                    tf.summary.scalar(name, value)
+        self.writer.flush()
+        self.run.save(model)
+        self.epochs_here += 1
+        self.say(self.line(row))
+
+    def line(self, row):
+        """One epoch in at most 80 columns."""
+        parts = [f"epoch {row['epoch']}/{self.epochs}"]
+        parts.append(f"loss {row['loss']:.3f}")
+        if "knn_top1" in row:
+            parts.append(f"kNN {100 * row['knn_top1']:.1f} %")
+        if row.get("queue_fill", 1.0) < 1.0:
+            parts.append(f"queue {100 * row['queue_fill']:.0f} %")
+        parts.append(f"{row['images_per_second']:.0f} img/s")
+        spent = time.perf_counter() - self.begin_time
+        left = spent / self.epochs_here * (self.epochs - row["epoch"])
+        if left:
+            parts.append(f"{_duration(left)} left")
+        return "  ".join(parts)
+
+
+class LossBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar with the loss alone, within 80 columns."""
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 1})
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, {"loss": (logs or {}).get("loss")})
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, {"loss": (logs or {}).get("loss")})
+
+
+def _number(value):
+    """A Python number of a tensor or of a number, for JSON."""
+    value = keras.ops.convert_to_numpy(value).item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity and no NaN.
+    return value
+
+
+def _duration(seconds):
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,105 @@
+"""Small models and data that tests share."""
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import keras_moco as km  # noqa: E402
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+# Two logical devices stand in for two GPUs; before TensorFlow starts.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 2,
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(scope="session")
+def golden_steps():
+    return dict(np.load(GOLDEN / "moco_steps.npz"))
+
+
+@pytest.fixture
+def build_golden(golden_steps):
+    """A function that builds the perceptron of the golden trajectory."""
+    z = golden_steps
+
+    def build(**options):
+        encoder = keras.Sequential(
+            [
+                keras.Input((4, 4, 3)),
+                keras.layers.Flatten(),
+                keras.layers.Dense(16, activation="relu"),
+            ]
+        )
+        projector = keras.Sequential(
+            [keras.Input((16,)), keras.layers.Dense(8)]
+        )
+        encoder.set_weights([z["init_w1"], z["init_b1"]])
+        projector.set_weights([z["init_w2"], z["init_b2"]])
+        options = {"queue_size": 16, "momentum": 0.9, **options}
+        model = km.MoCo(encoder, projector, **options)
+        if model.queue_size == 16:
+            model.queue.assign(z["init_queue"])
+        return model
+
+    return build
+
+
+@pytest.fixture
+def golden_pairs(golden_steps):
+    """The views of the golden trajectory, one batch a step."""
+    views = golden_steps["views"].astype("float32")
+    return tf.data.Dataset.from_tensor_slices((views[:, 0], views[:, 1]))
+
+
+@pytest.fixture
+def golden_sgd():
+    return lambda: km.SGD(0.1, momentum=0.9, weight_decay=0.01)
+
+
+@pytest.fixture
+def tiny_encoder():
+    """A function that builds an encoder with batch normalisation."""
+
+    def build(size=8, features=4):
+        return keras.Sequential(
+            [
+                keras.Input((size, size, 3)),
+                keras.layers.Conv2D(features, 3),
+                keras.layers.BatchNormalization(),
+                keras.layers.ReLU(),
+                keras.layers.GlobalAveragePooling2D(),
+            ]
+        )
+
+    return build
+
+
+@pytest.fixture
+def random_pairs():
+    """A function that gives batches of random views."""
+
+    def build(steps=3, batch=6, size=8, index=False, seed=0):
+        draw = np.random.default_rng(seed)
+        shape = (steps, batch, size, size, 3)
+        arrays = [draw.random(shape, "float32") for _ in range(2)]
+        if index:
+            count = steps * batch
+            arrays.append(np.arange(count).reshape(steps, batch))
+        return tf.data.Dataset.from_tensor_slices(tuple(arrays))
+
+    return build

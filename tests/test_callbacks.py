@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_moco as km
+
+
+def labelled(count=20, size=8):
+    images = np.random.default_rng(0).random((count, size, size, 3), "float32")
+    labels = np.arange(count) % 4
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+
+
+def moco(encoder):
+    model = km.MoCo(encoder, km.projection_head(4, 4), queue_size=16)
+    model.compile(km.SGD(0.01))
+    return model
+
+
+def test_fit_adds_the_momentum_update_once(tiny_encoder, random_pairs):
+    class Counting(km.MomentumUpdate):
+        calls = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            Counting.calls += 1
+
+    model = moco(tiny_encoder())
+    updates = []
+    rule = model.update_key_encoder
+    model.update_key_encoder = lambda: (updates.append(1), rule())
+    model.fit(random_pairs(steps=3), verbose=0)
+    assert len(updates) == 3
+    model.fit(random_pairs(steps=3), callbacks=[Counting()], verbose=0)
+    assert len(updates) == 6
+    assert Counting.calls == 3
+
+
+def test_plain_fit_never_leaves_the_key_encoder_behind(
+    tiny_encoder, random_pairs
+):
+    model = moco(tiny_encoder())
+    before = model.key_encoder.get_weights()[0]
+    model.fit(random_pairs(), verbose=0)
+    assert np.abs(model.key_encoder.get_weights()[0] - before).max() > 0
+
+
+def test_several_steps_in_one_call_are_put_back_to_one(
+    tiny_encoder, random_pairs
+):
+    model = moco(tiny_encoder())
+    model.compile(km.SGD(0.01), steps_per_execution=3)
+    model.fit(random_pairs(), verbose=0)
+    assert model.update_in_step
+    model.compile(km.SGD(0.01))
+    model.fit(random_pairs(), verbose=0)
+    assert not model.update_in_step
+
+
+def test_knn_is_logged_every_so_many_epochs_and_at_the_end(
+    tiny_encoder, random_pairs
+):
+    seen = []
+
+    class Watch(km.MomentumUpdate):
+        def on_epoch_end(self, epoch, logs=None):
+            if "knn_top1" in logs:
+                seen.append((epoch, logs["knn_top1"]))
+
+    model = moco(tiny_encoder())
+    monitor = km.KNNMonitor(labelled(), labelled(), every=2, k=1)
+    model.fit(random_pairs(), epochs=5, callbacks=[monitor, Watch()], verbose=0)
+    # The bank holds the queries themselves.
+    assert seen == [(1, 1.0), (3, 1.0), (4, 1.0)]
+
+
+def test_knn_monitor_needs_a_positive_interval():
+    with pytest.raises(ValueError, match="`every`.*0"):
+        km.KNNMonitor(None, None, every=0)

@@ -1,0 +1,487 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_moco as km
+from keras_moco.moco import feature_dim, unit_length
+from keras_moco.schedules import CosineMomentum
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps loss, queue and pointer of every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.queues, self.pointers = [], [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+        self.queues.append(self.model.queue.numpy())
+        self.pointers.append(int(self.model.queue_pointer.numpy()))
+        self.model.reset_metrics()
+
+
+def query_weights(model):
+    return model.encoder.get_weights() + model.projector.get_weights()
+
+
+def key_weights(model):
+    return model.key_encoder.get_weights() + model.key_projector.get_weights()
+
+
+def assert_golden_weights(model, golden):
+    for kind, weights in (
+        ("query", query_weights(model)),
+        ("key", key_weights(model)),
+    ):
+        for name, weight in zip(("w1", "b1", "w2", "b2"), weights, strict=True):
+            expected = golden[f"final_{kind}_{name}"]
+            np.testing.assert_allclose(weight, expected, atol=1e-5)
+
+
+def tiny_moco(encoder, **options):
+    options = {"queue_size": 16, **options}
+    width = encoder.output_shape[-1]
+    return km.MoCo(encoder, km.projection_head(width, 4), **options)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_golden_trajectory(
+    build_golden, golden_pairs, golden_sgd, golden_steps, jit
+):
+    model, recorder = build_golden(), Recorder()
+    model.compile(golden_sgd(), jit_compile=jit)
+    model.fit(golden_pairs, callbacks=[recorder], verbose=0)
+    golden = golden_steps
+    np.testing.assert_allclose(recorder.losses, golden["step_loss"], atol=1e-5)
+    np.testing.assert_allclose(recorder.queues, golden["step_queue"], atol=1e-5)
+    assert recorder.pointers == list(golden["step_ptr"])
+    assert_golden_weights(model, golden)
+
+
+@pytest.mark.parametrize("steps", [3, 5, 12])
+def test_golden_weights_with_several_steps_in_one_call(
+    build_golden, golden_pairs, golden_sgd, golden_steps, steps
+):
+    model = build_golden()
+    model.compile(golden_sgd(), steps_per_execution=steps)
+    model.fit(golden_pairs, verbose=0)
+    assert_golden_weights(model, golden_steps)
+
+
+def test_golden_weights_through_train_on_batch(
+    build_golden, golden_pairs, golden_sgd, golden_steps
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    for query, key in golden_pairs:
+        model.train_on_batch(query, key)
+    assert_golden_weights(model, golden_steps)
+
+
+def test_logged_similarities_are_the_golden_ones(
+    build_golden, golden_pairs, golden_sgd, golden_steps
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    logs = model.fit(golden_pairs.take(1), verbose=0).history
+    golden = golden_steps
+    assert np.isclose(logs["positive_similarity"], golden["step_positive"][0])
+    assert np.isclose(
+        logs["negative_similarity"], golden["step_negative"][0], atol=1e-6
+    )
+
+
+def test_key_encoder_equals_query_encoder_at_build(tiny_encoder):
+    model = tiny_moco(tiny_encoder())
+    for query, key in zip(
+        query_weights(model), key_weights(model), strict=True
+    ):
+        np.testing.assert_array_equal(query, key)
+    assert model.encoder is not model.key_encoder
+
+
+def test_average_covers_trainable_weights_only(tiny_encoder, random_pairs):
+    model = tiny_moco(tiny_encoder(), momentum=0.9)
+    model.compile(km.SGD(0.1))
+    before = key_weights(model)
+    model.fit(random_pairs(steps=1), verbose=0)
+    trainable = {v.path for v in model.encoder.trainable_variables}
+    seen = 0
+    for old, query, key in zip(
+        before, model.encoder.weights, model.key_encoder.weights, strict=False
+    ):
+        averaged = 0.9 * old + 0.1 * query.numpy()
+        same = np.allclose(key.numpy(), averaged, atol=1e-7)
+        assert same == (query.path in trainable), query.path
+        seen += query.path not in trainable
+    assert seen == 2  # Moving mean and variance are the key encoder's own.
+
+
+def test_key_encoder_normalises_by_its_batch_in_training(
+    tiny_encoder, random_pairs
+):
+    model = tiny_moco(tiny_encoder())
+    _, images = next(iter(random_pairs()))
+    keys = model.encode_key(images)
+    features = model.key_encoder(images, training=True)
+    expected = unit_length(model.key_projector(features))
+    np.testing.assert_allclose(keys, expected, atol=1e-6)
+    inference = model.encode_key(images, training=False)
+    assert np.abs(keys - inference).max() > 1e-3
+
+
+@pytest.mark.parametrize("batch", [1, 5, 6, 16])
+def test_queue_is_a_ring_for_any_batch_up_to_its_size(tiny_encoder, batch):
+    model = tiny_moco(tiny_encoder())
+    expected, pointer = model.queue.numpy(), 0
+    rng = np.random.default_rng(0)
+    for _ in range(7):
+        keys = rng.normal(size=(batch, 4)).astype("float32")
+        model.enqueue([tf.constant(keys)])
+        for key in keys:
+            expected[pointer] = key
+            pointer = (pointer + 1) % 16
+        np.testing.assert_array_equal(model.queue.numpy(), expected)
+        assert model.queue_pointer.numpy() == pointer
+
+
+def test_queue_smaller_than_the_batch_keeps_the_newest(tiny_encoder):
+    model = tiny_moco(tiny_encoder(), queue_size=3)
+    keys = np.arange(20, dtype="float32").reshape(5, 4)
+    index = np.arange(5)
+    model.enqueue([tf.constant(keys)], tf.constant(index))
+    rows = {tuple(row) for row in model.queue.numpy()}
+    assert rows == {tuple(row) for row in keys[2:]}
+    assert set(model.queue_index.numpy()) == {2, 3, 4}
+    assert model.queue_filled.numpy() == 3
+
+
+def test_queue_starts_as_random_directions(tiny_encoder):
+    queue = tiny_moco(tiny_encoder(), queue_size=4096).queue.numpy()
+    np.testing.assert_allclose(np.linalg.norm(queue, axis=1), 1, rtol=1e-5)
+    assert np.abs(queue.mean(axis=0)).max() < 0.05
+
+
+def test_without_queue_negatives_are_the_other_keys_of_the_batch(
+    build_golden, golden_pairs, golden_sgd
+):
+    model = build_golden(queue_size=0)
+    model.compile(golden_sgd())
+    query, key = next(iter(golden_pairs))
+    q = unit_length(model.projector(model.encoder(query))).numpy()
+    k = unit_length(model.projector(model.encoder(key))).numpy()
+    logits = q @ k.T / 0.2
+    lse = np.log(np.exp(logits).sum(axis=1))
+    expected = (lse - np.diag(logits)).mean()
+    loss = model.train_on_batch(query, key, return_dict=True)["loss"]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_symmetric_loss_is_the_mean_and_enqueues_once(
+    build_golden, golden_pairs
+):
+    query, key = next(iter(golden_pairs))
+    model = build_golden(symmetric=True)
+    model.compile(km.SGD(0.0))
+    a = unit_length(model.projector(model.encoder(query))).numpy()
+    b = unit_length(model.projector(model.encoder(key))).numpy()
+    queue = model.queue.numpy()
+
+    def direction(q, k):
+        logits = np.concatenate(
+            [(q * k).sum(axis=1, keepdims=True), q @ queue.T], axis=1
+        )
+        logits /= 0.2
+        return (np.log(np.exp(logits).sum(axis=1)) - logits[:, 0]).mean()
+
+    expected = (direction(a, b) + direction(b, a)) / 2
+    loss = model.train_on_batch(query, key, return_dict=True)["loss"]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    written = model.queue.numpy()[:12]
+    np.testing.assert_allclose(written, np.concatenate([b, a]), atol=1e-5)
+    assert model.queue_pointer.numpy() == 12
+
+
+def test_keys_of_the_querys_own_image_are_masked(build_golden, golden_pairs):
+    query, key = next(iter(golden_pairs))
+    model = build_golden(mask_same_image=True)
+    model.compile(km.SGD(0.0))
+    index = np.array([3, 1, 4, 1, 5, 9])
+    held = np.array([3, 3, 1, 7] * 4)
+    model.queue_index.assign(held)
+    q = unit_length(model.projector(model.encoder(query))).numpy()
+    k = unit_length(model.projector(model.encoder(key))).numpy()
+    negative = q @ model.queue.numpy().T / 0.2
+    negative[index[:, None] == held[None, :]] = -np.inf
+    positive = (q * k).sum(axis=1) / 0.2
+    total = np.exp(positive) + np.exp(negative).sum(axis=1)
+    expected = (np.log(total) - positive).mean()
+    logs = model.train_on_batch(query, key, index, return_dict=True)
+    np.testing.assert_allclose(logs["loss"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(model.queue_index.numpy()[:6], index)
+
+
+def test_an_index_changes_nothing_when_masking_is_off(
+    build_golden, golden_pairs, golden_sgd, golden_steps
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    index = tf.data.Dataset.from_tensors(tf.zeros(6, tf.int64)).repeat()
+    triples = tf.data.Dataset.zip(golden_pairs, index).map(
+        lambda pair, index: (*pair, index)
+    )
+    model.fit(triples, verbose=0)
+    assert_golden_weights(model, golden_steps)
+
+
+def test_masking_needs_an_index(build_golden, golden_pairs, golden_sgd):
+    model = build_golden(mask_same_image=True)
+    model.compile(golden_sgd())
+    with pytest.raises(ValueError, match="query, key, index"):
+        model.fit(golden_pairs, verbose=0)
+
+
+def test_contrast_top1_counts_only_once_the_queue_is_full(
+    build_golden, golden_pairs, golden_sgd
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    model.fit(golden_pairs.take(3), verbose=0)
+    assert model.contrast_top1.count.numpy() == 0
+    model.fit(golden_pairs.take(2), verbose=0)
+    assert model.contrast_top1.count.numpy() == 2
+
+
+def test_queue_fill_is_logged(build_golden, golden_pairs, golden_sgd):
+    model = build_golden()
+    model.compile(golden_sgd())
+    assert model.fit(golden_pairs.take(2), verbose=0).history["queue_fill"] == [
+        12 / 16
+    ]
+
+
+def test_key_weights_stay_out_of_training_whatever_trainable_is_set_to(
+    tiny_encoder, random_pairs
+):
+    model = tiny_moco(tiny_encoder(), momentum=1.0)
+    model.trainable = False
+    assert model.trainable_variables == []
+    model.trainable = True
+    keys = {id(v) for v in model.key_encoder.variables}
+    assert not keys & {id(v) for v in model.trainable_variables}
+    model.compile(km.SGD(1.0))
+    before = [v.numpy() for v in model.key_encoder.variables]
+    model.fit(random_pairs(steps=2), verbose=0)
+    after = [v.numpy() for v in model.key_encoder.variables]
+    for b, a, v in zip(before, after, model.key_encoder.variables, strict=True):
+        assert np.array_equal(b, a) != ("moving" in v.path), v.path
+
+
+def test_frozen_encoder_weights_are_left_alone(tiny_encoder, random_pairs):
+    encoder = tiny_encoder()
+    encoder.layers[0].trainable = False
+    model = tiny_moco(encoder, momentum=0.5)
+    model.compile(km.SGD(0.5))
+    before = encoder.layers[0].get_weights()
+    model.fit(random_pairs(), verbose=0)
+    for part in (model.encoder, model.key_encoder):
+        for b, a in zip(before, part.layers[0].get_weights(), strict=True):
+            np.testing.assert_array_equal(b, a)
+
+
+def test_momentum_follows_its_schedule(build_golden, golden_pairs):
+    model = build_golden(momentum=CosineMomentum(0.5, 1.0, 2))
+    model.compile(km.SGD(0.1))
+    before = key_weights(model)
+    model.fit(golden_pairs.take(1), verbose=0)
+    # After the first optimizer step the step is 1, half way: momentum 0.75.
+    for old, query, key in zip(
+        before, query_weights(model), key_weights(model), strict=True
+    ):
+        np.testing.assert_allclose(key, 0.75 * old + 0.25 * query, atol=1e-6)
+
+
+def test_regularization_of_the_encoder_is_part_of_the_gradient(golden_pairs):
+    def weights_after_one_step(strength):
+        keras.utils.set_random_seed(1)
+        encoder = keras.Sequential(
+            [
+                keras.Input((4, 4, 3)),
+                keras.layers.Flatten(),
+                keras.layers.Dense(
+                    4, kernel_regularizer=keras.regularizers.L2(strength)
+                ),
+            ]
+        )
+        model = tiny_moco(encoder)
+        model.compile(km.SGD(0.1, momentum=0.0))
+        before = encoder.get_weights()[0]
+        model.fit(golden_pairs.take(1), verbose=0)
+        return before, encoder.get_weights()[0]
+
+    before, plain = weights_after_one_step(0.0)
+    _, decayed = weights_after_one_step(0.5)
+    # The gradient of 0.5 w^2 is w.
+    np.testing.assert_allclose(plain - decayed, 0.1 * before, atol=1e-6)
+
+
+def test_evaluate_reports_the_loss_and_changes_nothing(
+    build_golden, golden_pairs, golden_sgd, golden_steps
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    loss = model.evaluate(golden_pairs.take(1), verbose=0, return_dict=True)
+    assert np.isclose(loss["loss"], golden_steps["step_loss"][0])
+    assert model.queue_pointer.numpy() == 0
+
+
+def test_two_replicas_give_the_golden_trajectory(
+    build_golden, golden_pairs, golden_sgd, golden_steps
+):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = build_golden()
+        model.compile(golden_sgd())
+    model.fit(golden_pairs, verbose=0)
+    assert_golden_weights(model, golden_steps)
+    np.testing.assert_allclose(
+        model.queue.numpy(), golden_steps["step_queue"][-1], atol=1e-5
+    )
+
+
+def test_several_steps_per_execution_are_refused_on_two_replicas(
+    build_golden, golden_pairs, golden_sgd
+):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = build_golden()
+        model.compile(golden_sgd(), steps_per_execution=2)
+    with pytest.raises(ValueError, match="`steps_per_execution` must be 1"):
+        model.fit(golden_pairs, verbose=0)
+
+
+def test_saved_model_goes_on_as_if_nothing_had_happened(
+    build_golden, golden_pairs, golden_sgd, golden_steps, tmp_path
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    model.fit(golden_pairs.take(5), verbose=0)
+    model.save(tmp_path / "moco.keras")
+    copy = keras.models.load_model(tmp_path / "moco.keras")
+    copy.fit(golden_pairs.skip(5), verbose=0)
+    assert_golden_weights(copy, golden_steps)
+    np.testing.assert_allclose(
+        copy.queue.numpy(), golden_steps["step_queue"][-1], atol=1e-5
+    )
+
+
+def test_fit_works_beside_keras_checkpoints_and_tensorboard(
+    build_golden, golden_pairs, golden_sgd, tmp_path
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+    board = keras.callbacks.TensorBoard(tmp_path / "logs")
+    model.fit(golden_pairs, epochs=2, callbacks=[checkpoint, board], verbose=0)
+    loaded = keras.models.load_model(tmp_path / "best.keras")
+    np.testing.assert_array_equal(loaded.queue.numpy(), model.queue.numpy())
+    assert list((tmp_path / "logs").rglob("events*"))
+
+
+def test_fit_takes_arrays(build_golden, golden_sgd, golden_steps):
+    views = golden_steps["views"].astype("float32")
+    query, key = (views[:, i].reshape(-1, 4, 4, 3) for i in range(2))
+    model = build_golden()
+    model.compile(golden_sgd())
+    model.fit(query, key, batch_size=6, shuffle=False, verbose=0)
+    assert_golden_weights(model, golden_steps)
+
+
+def test_config_round_trip(tiny_encoder):
+    model = tiny_moco(
+        tiny_encoder(),
+        temperature=0.3,
+        momentum=CosineMomentum(0.9, 1.0, 7),
+        symmetric=True,
+        mask_same_image=True,
+    )
+    copy = km.MoCo.from_config(model.get_config())
+    for name in ("queue_size", "temperature", "symmetric", "mask_same_image"):
+        assert getattr(copy, name) == getattr(model, name)
+    assert copy.momentum.get_config() == model.momentum.get_config()
+    images = np.ones((2, 8, 8, 3), "float32")
+    assert copy(images).shape == model(images).shape
+
+
+def test_preset_builds_head_predictor_and_schedule(tiny_encoder):
+    preset = km.PRESETS["moco_v3"].replace(head_hidden_dim=8, head_output_dim=4)
+    model = km.MoCo.from_preset(preset, tiny_encoder(), total_steps=10)
+    assert model.predictor.output_shape == (None, 4)
+    assert float(model.momentum(10)) == 1.0
+    assert model.queue.shape == (0, 4)
+    with pytest.raises(ValueError, match="`total_steps` is needed"):
+        km.MoCo.from_preset(preset, tiny_encoder())
+
+
+def test_v3_trains(tiny_encoder, random_pairs):
+    preset = km.PRESETS["moco_v3"].replace(head_hidden_dim=8, head_output_dim=4)
+    model = km.MoCo.from_preset(preset, tiny_encoder(), total_steps=3)
+    model.compile(km.build_optimizer(preset, 6, 3))
+    before = model.predictor.get_weights()[0]
+    logs = model.fit(random_pairs(), verbose=0).history
+    assert np.isfinite(logs["loss"]).all()
+    assert np.abs(model.predictor.get_weights()[0] - before).max() > 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"queue_size": -1}, "`queue_size`.*-1"),
+        ({"temperature": 0}, "`temperature`.*0"),
+        ({"momentum": 1.1}, "`momentum`.*1.1"),
+    ],
+)
+def test_arguments_out_of_range_are_named(tiny_encoder, options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_moco(tiny_encoder(), **options)
+
+
+def test_encoder_that_gives_a_map_is_refused_with_the_remedy():
+    maps = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
+    with pytest.raises(ValueError, match="GlobalAveragePooling2D"):
+        feature_dim(maps)
+
+
+def test_unbuilt_encoder_is_refused():
+    with pytest.raises(ValueError, match="built Keras model"):
+        feature_dim(keras.Sequential([keras.layers.Flatten()]))
+
+
+def test_a_batch_must_be_a_pair(build_golden, golden_pairs, golden_sgd):
+    model = build_golden()
+    model.compile(golden_sgd())
+    with pytest.raises(ValueError, match="A batch must be"):
+        model.fit(golden_pairs.map(lambda query, key: query), verbose=0)
+
+
+def test_mixed_float16_keeps_queue_and_loss_in_float32(random_pairs):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        encoder = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                keras.layers.Conv2D(4, 3),
+                keras.layers.GlobalAveragePooling2D(),
+            ]
+        )
+        model = tiny_moco(encoder, temperature=0.07)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    model.compile(km.SGD(0.01))
+    logs = model.fit(random_pairs(), verbose=0).history
+    assert np.isfinite(logs["loss"]).all()
+    assert model.queue.dtype == "float32"
+    norms = np.linalg.norm(model.queue.numpy(), axis=1)
+    np.testing.assert_allclose(norms, 1, rtol=1e-5)

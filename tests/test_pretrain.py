@@ -1,0 +1,221 @@
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_moco as km
+from keras_moco.pretrain import export_run
+
+SMALL = {
+    "settings": ("queue_size=64", "head_output_dim=8"),
+    "width": 2,
+    "image_size": 16,
+    "batch_size": 64,
+    "epochs": 2,
+    "steps_per_epoch": 2,
+    "verbose": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def small_shapes(monkeypatch):
+    """The built-in data, a few hundred of them."""
+    counts = {"pretrain": 256, "train": 256, "test": 64}
+    monkeypatch.setattr("keras_moco.data.sources._SHAPES_COUNTS", counts)
+
+
+def files(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+def test_a_run_leaves_its_folder_and_an_export(tmp_path, small_shapes):
+    result = km.pretrain(**SMALL)
+    run = tmp_path / "runs" / "shapes-demo"
+    names = {path.name for path in run.iterdir()}
+    assert {"run.json", "metrics.jsonl", "result.json"} <= names
+    assert any(name.startswith("events") for name in names)
+    assert json.loads((run / "result.json").read_text()) == result
+    assert set(result) == {
+        "knn_top1",
+        "knn_top1_untrained",
+        "knn_top1_pixels",
+        "loss",
+        "images_per_second",
+        "seconds",
+        "peak_memory_mb",
+        "run",
+        "export",
+    }
+    about = json.loads((run / "run.json").read_text())
+    assert about["settings"]["queue_size"] == 64
+    assert about["settings"]["width"] == 2
+    assert about["versions"]["keras"] == keras.__version__
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(rows[-1])
+    assert (last["epoch"], last["knn_top1"]) == (2, result["knn_top1"])
+    encoder = km.load_encoder(result["export"])
+    assert encoder.output_shape == (None, 16)
+    card = json.loads((tmp_path / result["export"] / "card.json").read_text())
+    assert card["settings"]["preset"] == "demo"
+
+
+def test_the_same_seed_gives_the_same_metrics(small_shapes):
+    runs = [km.pretrain(run_dir=name, **SMALL)["run"] for name in ("a", "b")]
+
+    def values(run):
+        with open(f"{run}/metrics.jsonl") as lines:
+            rows = [json.loads(line) for line in lines]
+        for row in rows:
+            del row["seconds"], row["images_per_second"]
+        return rows
+
+    assert values(runs[0]) == values(runs[1])
+
+
+def test_a_finished_run_returns_its_result(small_shapes, capsys):
+    first = km.pretrain(**SMALL)
+    assert km.pretrain(**{**SMALL, "verbose": True}) == first
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_other_settings_get_a_folder_of_their_own(tmp_path, small_shapes):
+    km.pretrain(**SMALL)
+    second = km.pretrain(**{**SMALL, "epochs": 1})
+    assert second["run"].endswith("shapes-demo-2")
+    with pytest.raises(ValueError, match="epochs was 2, now 1"):
+        km.pretrain(**{**SMALL, "epochs": 1}, run_dir="runs/shapes-demo")
+
+
+def test_an_interrupted_run_goes_on(small_shapes, monkeypatch, capsys):
+    whole = km.pretrain(run_dir="whole", **{**SMALL, "epochs": 3})
+    step = km.MoCo.update_key_encoder
+    calls = []
+
+    def interrupted(model):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        step(model)
+
+    monkeypatch.setattr(km.MoCo, "update_key_encoder", interrupted)
+    options = {**SMALL, "epochs": 3, "verbose": True}
+    with pytest.raises(KeyboardInterrupt):
+        km.pretrain(run_dir="broken", **options)
+    assert "1 of 3 epochs are in broken" in capsys.readouterr().out
+    monkeypatch.setattr(km.MoCo, "update_key_encoder", step)
+    resumed = km.pretrain(run_dir="broken", **options)
+    assert "Going on after epoch 1" in capsys.readouterr().out
+    assert resumed["loss"] == whole["loss"]
+    assert resumed["knn_top1"] == whole["knn_top1"]
+
+
+def test_a_flat_folder_of_photographs_needs_no_labels(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(10):
+        shape = (30 + number, 40, 3)
+        pixels = draw.integers(0, 255, shape).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.jpg")
+    (tmp_path / "photos" / "notes.txt").write_text("not an image")
+    result = km.pretrain(
+        "photos",
+        settings=("queue_size=8", "head_hidden_dim=8"),
+        encoder="resnet18",
+        width=2,
+        image_size=16,
+        batch_size=4,
+        epochs=1,
+    )
+    assert "knn_top1" not in result
+    assert math.isfinite(result["loss"])
+    assert result["run"] == "runs/photos-moco_v2"
+    assert "No kNN accuracy" in capsys.readouterr().out
+
+
+def test_an_encoder_of_the_users_own_is_taken(tiny_encoder):
+    images = np.random.default_rng(0).integers(0, 255, (32, 8, 8, 3), np.uint8)
+    result = km.pretrain(
+        images,
+        settings=("queue_size=16", "head_hidden_dim=8"),
+        encoder=tiny_encoder(),
+        batch_size=8,
+        epochs=1,
+        verbose=False,
+    )
+    assert km.load_encoder(result["export"]).output_shape == (None, 4)
+    with pytest.raises(ValueError, match="not built by name"):
+        export_run(result["run"], "out")
+
+
+def test_a_run_is_exported_as_it_is(small_shapes):
+    result = km.pretrain(**SMALL)
+    folder = export_run(result["run"], "again")
+    a, b = (
+        km.load_encoder(f).get_weights() for f in (folder, result["export"])
+    )
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_mixed_precision_trains_and_exports_float32(small_shapes):
+    result = km.pretrain(precision="mixed_bfloat16", **SMALL)
+    assert math.isfinite(result["loss"])
+    assert keras.config.dtype_policy().name == "float32"
+    features = km.load_encoder(result["export"])(np.zeros((1, 16, 16, 3)))
+    assert features.dtype == "float32"
+
+
+def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
+    result = km.pretrain(**SMALL)
+    with open(f"{result['run']}/run.json") as file:
+        assert json.load(file)["settings"]["mask_same_image"] is True
+    off = {**SMALL, "settings": (*SMALL["settings"], "mask_same_image=false")}
+    result = km.pretrain(**off)
+    with open(f"{result['run']}/run.json") as file:
+        assert json.load(file)["settings"]["mask_same_image"] is False
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dataset": "shapess"}, "Did you mean.*shapes"),
+        ({"preset": "demoo"}, "Did you mean demo"),
+        ({"settings": ("queue=3",)}, "Did you mean queue_size"),
+        ({"settings": ("momentum=1.5",)}, r"`momentum` must be in \[0, 1\]"),
+        ({"settings": ("temperature=0",)}, "`temperature` must be > 0"),
+        ({"batch_size": 10_000}, "batch_size=10000, images=256"),
+        ({"batch_size": 0}, "`batch_size` must be >= 1"),
+        ({"epochs": -1}, "`epochs` must be >= 1"),
+        ({"width": 0}, "`width` must be >= 1"),
+        ({"image_size": 0}, "`image_size` must be >= 1"),
+        ({"steps_per_epoch": 0}, "`steps_per_epoch` must be >= 1"),
+        ({"steps_per_epoch": 99}, "`steps_per_epoch` must be at most 4"),
+        ({"seed": -1}, "`seed` must be >= 0"),
+        ({"knn_every": -1}, "`knn_every` must be >= 0"),
+        ({"precision": "float8"}, "`precision` must be one of"),
+        ({"encoder": "resnet19"}, "resnet18.*'resnet19'"),
+        ({"max_broken": 2}, "`max_broken`"),
+        ({"export_to": "occupied"}, "left alone"),
+        ({"run_dir": "occupied"}, "no run"),
+        ({"dataset": "empty"}, "No images in empty"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_said_and_writes_nothing(
+    tmp_path, small_shapes, options, message
+):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "thesis.txt").write_text("x")
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        km.pretrain(**{**SMALL, **options})
+    assert files(tmp_path) == before

@@ -175,3 +175,41 @@ def projection_head(
         if not last:
             head.add(keras.layers.ReLU())
     return head
+
+
+def frozen_copy(model):
+    """Copies a model, weights too, and takes its variables out of training.
+
+    The layers stay trainable: `layer.trainable = False` would put batch
+    normalisation into inference mode.
+    """
+    copy = keras.models.clone_model(model)
+    if not copy.built:
+        copy.build_from_config(model.get_build_config())
+    copy.set_weights(model.get_weights())
+    for variable in copy.variables:
+        variable.trainable = False
+    return copy
+
+
+def feature_dim(encoder):
+    """Returns the width of an encoder's features, or raises what is wrong."""
+    shape = getattr(encoder, "output_shape", None)
+    if shape is None or not encoder.built:
+        raise ValueError(
+            "`encoder` must be a built Keras model that knows its output "
+            "shape, such as a functional or Sequential model with an Input. "
+            f"Received: {encoder}"
+        )
+    if isinstance(shape, tuple) and len(shape) == 2 and shape[1] is not None:
+        return shape[1]
+    hint = ""
+    if isinstance(shape, tuple) and len(shape) == 4:
+        hint = (
+            " This is a feature map: add keras.layers.GlobalAveragePooling2D()"
+            ' behind it, or build it with pooling="avg".'
+        )
+    raise ValueError(
+        "`encoder` must map images to one vector each, (batch, features). "
+        f"Its output shape is {shape}.{hint}"
+    )

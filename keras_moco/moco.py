@@ -5,8 +5,9 @@ import tensorflow as tf
 
 from keras_moco import distribute
 from keras_moco.callbacks import MomentumUpdate
-from keras_moco.encoders import projection_head
+from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.losses import contrast_top1, feature_std, info_nce
+from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
 
 
@@ -44,10 +45,8 @@ class MoCo(keras.Model):
 
     Attributes:
         encoder, projector, key_encoder, key_projector: The four networks.
-        queue: (queue_size, dim) float32 keys of unit length; random at first.
-        queue_index: (queue_size,) int64 image of each key, -1 if unknown.
-        queue_pointer: int64 scalar. Row that the next key is written to.
-        queue_filled: int64 scalar. Real keys in the queue.
+        key_queue: `KeyQueue`; `queue`, `queue_index` and `queue_pointer` are
+            its weights.
 
     Raises:
         ValueError: An argument out of range; an encoder that does not give one
@@ -90,7 +89,7 @@ class MoCo(keras.Model):
 
         self.key_encoder = frozen_copy(encoder)
         self.key_projector = frozen_copy(projector)
-        self.add_queue(projector.output_shape[-1])
+        self.key_queue = KeyQueue(queue_size, projector.output_shape[-1])
         self.loss_tracker = keras.metrics.Mean("loss")
         self.positive_tracker = keras.metrics.Mean("positive_similarity")
         self.negative_tracker = keras.metrics.Mean("negative_similarity")
@@ -151,36 +150,6 @@ class MoCo(keras.Model):
             mask_same_image=bool(preset.mask_same_image),
         )
 
-    def add_queue(self, dim):
-        """Creates the queue of random keys, its index and its pointers."""
-        # Keras weights, so that they are saved; every replica writes the same
-        # rows, so that one replica's value is the value.
-        options = {
-            "trainable": False,
-            "autocast": False,
-            "aggregation": "only_first_replica",
-        }
-        self.queue = self.add_weight(
-            (self.queue_size, dim),
-            initializer=random_unit_rows,
-            dtype="float32",
-            name="queue",
-            **options,
-        )
-        for name, shape, value in (
-            ("queue_index", (self.queue_size,), -1),
-            ("queue_pointer", (), 0),
-            ("queue_filled", (), 0),
-        ):
-            weight = self.add_weight(
-                shape,
-                initializer=keras.initializers.Constant(value),
-                dtype="int64",
-                name=name,
-                **options,
-            )
-            setattr(self, name, weight)
-
     def call(self, images, training=False):
         """Returns the encoder's features, (batch, features)."""
         return self.encoder(images, training=training)
@@ -203,7 +172,9 @@ class MoCo(keras.Model):
         variables = self.trainable_variables
         gradients = tape.gradient(scaled_loss, variables)
         self.optimizer.apply(gradients, variables)
-        self.enqueue(keys, index)
+        if index is not None:
+            index = tf.tile(index, [len(keys)])
+        self.key_queue.enqueue(tf.concat(keys, axis=0), index)
         if self.update_in_step:
             self.update_key_encoder()
         return self.track(loss)
@@ -276,7 +247,7 @@ class MoCo(keras.Model):
         )
         self.contrast_top1.update_state(
             contrast_top1(positive, negative, excluded),
-            sample_weight=self.queue_is_full(),
+            sample_weight=self.key_queue.is_full(),
         )
         return tf.reduce_mean(loss)
 
@@ -295,37 +266,6 @@ class MoCo(keras.Model):
             same = tf.cast(index, images.dtype)[:, None] == images[None, :]
             excluded = same if excluded is None else excluded | same
         return negatives, excluded
-
-    def enqueue(self, keys, index=None):
-        """Writes a step's keys over the oldest ones in the ring.
-
-        Args:
-            keys: List of (batch, dim) tensors, this replica's share.
-            index: Int tensor (batch,) or None.
-        """
-        if not self.queue_size:
-            return
-        if index is None:
-            index = -tf.ones(tf.shape(keys[0])[:1], tf.int64)
-        index = tf.tile(tf.cast(index, tf.int64), [len(keys)])
-        keys = distribute.gather(tf.concat(keys, axis=0))
-        index = distribute.gather(index)
-        count = tf.shape(keys, out_type=tf.int64)[0]
-        newest = tf.minimum(count, self.queue_size)
-        start = self.queue_pointer.value + count - newest
-        rows = (start + tf.range(newest)) % self.queue_size
-        for queue, values in ((self.queue, keys), (self.queue_index, index)):
-            update = tf.IndexedSlices(values[count - newest :], rows)
-            queue.value.scatter_update(update)
-        self.queue_pointer.assign((start + newest) % self.queue_size)
-        self.queue_filled.assign(
-            tf.minimum(self.queue_filled.value + count, self.queue_size)
-        )
-
-    def queue_is_full(self):
-        """1.0 once the queue holds no random rows any more, else 0.0."""
-        full = self.queue_filled.value >= self.queue_size
-        return tf.cast(full, tf.float32)
 
     def update_key_encoder(self):
         """Moves the key weights: momentum * key + (1 - momentum) * query.
@@ -386,10 +326,23 @@ class MoCo(keras.Model):
             )
         }
         if self.queue_size:
-            logs["queue_fill"] = (
-                tf.cast(self.queue_filled.value, tf.float32) / self.queue_size
-            )
+            logs["queue_fill"] = self.key_queue.fill()
         return logs
+
+    @property
+    def queue(self):
+        """(queue_size, dim) float32 keys of unit length; random at first."""
+        return self.key_queue.keys
+
+    @property
+    def queue_index(self):
+        """(queue_size,) int64 image of each key, -1 if unknown."""
+        return self.key_queue.index
+
+    @property
+    def queue_pointer(self):
+        """int64 scalar, row that the next key is written to."""
+        return self.key_queue.pointer
 
     @property
     def metrics(self):
@@ -469,54 +422,6 @@ class MoCo(keras.Model):
             for name in ("encoder", "projector", "predictor", "momentum")
         }
         return cls(**{**config, **parts})
-
-
-def unit_length(x):
-    """Scales rows to length 1, in float32; a row of zeros stays zero."""
-    return tf.math.l2_normalize(tf.cast(x, tf.float32), axis=1)
-
-
-def random_unit_rows(shape, dtype=None):
-    """Initializer of the queue: random directions."""
-    return unit_length(keras.random.normal(shape, dtype=dtype))
-
-
-def frozen_copy(model):
-    """Copies a model, weights too, and takes its variables out of training.
-
-    The layers stay trainable: `layer.trainable = False` would put batch
-    normalisation into inference mode.
-    """
-    copy = keras.models.clone_model(model)
-    if not copy.built:
-        copy.build_from_config(model.get_build_config())
-    copy.set_weights(model.get_weights())
-    for variable in copy.variables:
-        variable.trainable = False
-    return copy
-
-
-def feature_dim(encoder):
-    """Returns the width of an encoder's features, or raises what is wrong."""
-    shape = getattr(encoder, "output_shape", None)
-    if shape is None or not encoder.built:
-        raise ValueError(
-            "`encoder` must be a built Keras model that knows its output "
-            "shape, such as a functional or Sequential model with an Input. "
-            f"Received: {encoder}"
-        )
-    if isinstance(shape, tuple) and len(shape) == 2 and shape[1] is not None:
-        return shape[1]
-    hint = ""
-    if isinstance(shape, tuple) and len(shape) == 4:
-        hint = (
-            " This is a feature map: add keras.layers.GlobalAveragePooling2D()"
-            ' behind it, or build it with pooling="avg".'
-        )
-    raise ValueError(
-        "`encoder` must map images to one vector each, (batch, features). "
-        f"Its output shape is {shape}.{hint}"
-    )
 
 
 def _check_arguments(queue_size, temperature, momentum):

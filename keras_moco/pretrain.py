@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import pathlib
 import platform
 import resource
@@ -17,6 +16,7 @@ import keras
 import tensorflow as tf
 
 import keras_moco
+from keras_moco import terminal
 from keras_moco.callbacks import KNNMonitor
 from keras_moco.data.images import MissingSplit
 from keras_moco.data.pipeline import (
@@ -31,7 +31,7 @@ from keras_moco.export import check_export_folder, export_encoder
 from keras_moco.moco import MoCo
 from keras_moco.optimizers import build_optimizer
 from keras_moco.presets import Preset, find_preset, parse_setting
-from keras_moco.run import LossBar, RunFolder, RunLog
+from keras_moco.run import RunFolder, RunLog
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -143,7 +143,7 @@ def pretrain(
     result = run.read("result.json")
     if result:
         say(f"The run in {run.path} is finished already; this is its result.")
-        _say_result(result, say)
+        say(terminal.result_lines(result))
         return result
     check_export_folder(export_to)
     knn_data = (
@@ -156,7 +156,7 @@ def pretrain(
     total_steps = steps * preset.epochs
     model = _build_model(preset, encoder, total_steps, precision)
     encoder = model.encoder
-    _say_plan(images, preset, preset_name, model, steps, say)
+    say(terminal.plan_lines(images, preset_name, preset, model, steps))
 
     before = dict(run.read("run.json"))
     if not before:
@@ -168,7 +168,8 @@ def pretrain(
             }
         before = {"settings": settings, "baselines": baselines, **_origin()}
         run.write("run.json", before)
-    _say_baselines(before["baselines"], say)
+    if before["baselines"]:
+        say(terminal.baseline_line(**before["baselines"]))
     done = run.restore(model) // steps
     run.keep_metrics(done)
     if done:
@@ -180,7 +181,7 @@ def pretrain(
     if knn_data:
         callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
     if verbose and sys.stdout.isatty():
-        callbacks.insert(0, LossBar())
+        callbacks.insert(0, terminal.LossBar())
     try:
         model.fit(
             pairs,
@@ -215,8 +216,8 @@ def pretrain(
     export_encoder(encoder, export_to, card={"settings": settings, **result})
     run.write("result.json", result)
     if images.broken:
-        say(_broken_line(images.broken))
-    _say_result(result, say)
+        say(terminal.broken_line(images.broken))
+    say(terminal.result_lines(result))
     return result
 
 
@@ -341,71 +342,6 @@ def _dtype_policy(name):
         yield
     finally:
         keras.config.set_dtype_policy(before)
-
-
-def _say_plan(images, preset, preset_name, model, steps, say):
-    height, width = images.size or ("", "")
-    shape = f", {height}x{width}" if images.size else ""
-    say(f"{images.source}: {len(images):,} images{shape}; preset {preset_name}")
-    if images.broken:
-        say(_broken_line(images.broken))
-    say(
-        f"{model.encoder.name}: {model.encoder.count_params():,} parameters, "
-        f"{model.encoder.output_shape[-1]} features, {preset.image_size} px"
-    )
-    say(
-        f"{preset.epochs} epochs of {steps} steps of {preset.batch_size} "
-        f"images; learning rate {preset.base_learning_rate:g} x "
-        f"{preset.batch_size} / 256 = "
-        f"{preset.base_learning_rate * preset.batch_size / 256:g}"
-    )
-    negatives = preset.queue_size or preset.batch_size - 1
-    say(
-        f"{negatives:,} negatives, momentum {preset.momentum:g}, temperature "
-        f"{preset.temperature:g}; chance loss {math.log(negatives + 1):.2f}"
-    )
-    if preset.queue_size > len(images) / 10:
-        masked = "left out of" if preset.mask_same_image else "among"
-        say(
-            "The queue is more than a tenth of the data: keys of the query's "
-            f"own\nimage come up often and are {masked} its negatives "
-            f"(mask_same_image={str(preset.mask_same_image).lower()})."
-        )
-    fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
-    if fill > 1:
-        say(
-            f"The loss rises first, until the queue holds real keys: about "
-            f"{math.ceil(fill)} steps."
-        )
-
-
-def _say_baselines(baselines, say):
-    if baselines:
-        say(
-            "kNN top-1 (backbone features, k 200, T 0.1): raw pixels "
-            f"{100 * baselines['knn_top1_pixels']:.1f} %, untrained "
-            f"{100 * baselines['knn_top1_untrained']:.1f} %"
-        )
-
-
-def _say_result(result, say):
-    if "knn_top1" in result:
-        say(
-            f"kNN top-1 {100 * result['knn_top1']:.1f} %, untrained "
-            f"{100 * result['knn_top1_untrained']:.1f} %, raw pixels "
-            f"{100 * result['knn_top1_pixels']:.1f} %"
-        )
-    say(
-        f"{result['images_per_second']:.0f} images/s, {result['seconds']:.0f} "
-        f"s, {result['peak_memory_mb']:,} MB at the peak"
-    )
-    say(f"Run      {result['run']}  (tensorboard --logdir {result['run']})")
-    say(f"Encoder  {result['export']}")
-
-
-def _broken_line(broken):
-    shown = ", ".join(broken[:10]) + (", ..." if len(broken) > 10 else "")
-    return f"{len(broken)} broken image files were left out: {shown}"
 
 
 def _origin():

@@ -16,6 +16,8 @@ import time
 import keras
 import tensorflow as tf
 
+from keras_moco import terminal
+
 CHECKPOINT = "checkpoint.weights.h5"
 
 
@@ -152,12 +154,10 @@ class RunLog(keras.callbacks.Callback):
         self.batch_size = batch_size
         self.epochs = epochs
         self.say = say
-        self.told_rise = False
         self.writer = tf.summary.create_file_writer(str(run.path))
 
     def on_train_begin(self, logs=None):
         self.begin_time = time.perf_counter()
-        self.earlier = sum(row["seconds"] for row in self.run.metrics())
         self.epochs_here = 0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -188,35 +188,9 @@ class RunLog(keras.callbacks.Callback):
         self.writer.flush()
         self.run.save(model)
         self.epochs_here += 1
-        self.say(self.line(row))
-
-    def line(self, row):
-        """One epoch in at most 80 columns."""
-        parts = [f"epoch {row['epoch']}/{self.epochs}"]
-        parts.append(f"loss {row['loss']:.3f}")
-        if "knn_top1" in row:
-            parts.append(f"kNN {100 * row['knn_top1']:.1f} %")
-        if row.get("queue_fill", 1.0) < 1.0:
-            parts.append(f"queue {100 * row['queue_fill']:.0f} %")
-        parts.append(f"{row['images_per_second']:.0f} img/s")
         spent = time.perf_counter() - self.begin_time
         left = spent / self.epochs_here * (self.epochs - row["epoch"])
-        if left:
-            parts.append(f"{_duration(left)} left")
-        return "  ".join(parts)
-
-
-class LossBar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar with the loss alone, within 80 columns."""
-
-    def set_params(self, params):
-        super().set_params({**params, "verbose": 1})
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, {"loss": (logs or {}).get("loss")})
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, {"loss": (logs or {}).get("loss")})
+        self.say(terminal.epoch_line(row, self.epochs, left))
 
 
 def _number(value):
@@ -225,13 +199,3 @@ def _number(value):
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity and no NaN.
     return value
-
-
-def _duration(seconds):
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

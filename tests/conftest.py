@@ -28,6 +28,12 @@ def seeded():
 
 
 @pytest.fixture(scope="session")
+def two_replicas():
+    """One strategy for all: each new one would start its own collectives."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(scope="session")
 def golden_steps():
     return dict(np.load(GOLDEN / "moco_steps.npz"))
 

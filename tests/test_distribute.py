@@ -4,8 +4,8 @@ import tensorflow as tf
 from keras_moco import distribute
 
 
-def test_gather_joins_rows_in_order_on_every_replica():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def test_gather_joins_rows_in_order_on_every_replica(two_replicas):
+    strategy = two_replicas
 
     def step():
         context = tf.distribute.get_replica_context()

@@ -1,7 +1,8 @@
+import keras
 import numpy as np
 import pytest
 
-from keras_moco.encoders import projection_head, resnet
+from keras_moco.encoders import feature_dim, projection_head, resnet
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,14 @@ def test_v3_projector_normalises_last_without_scale_and_predictor_not():
 def test_a_head_needs_a_layer():
     with pytest.raises(ValueError, match="`layers`.*0"):
         projection_head(4, layers=0)
+
+
+def test_encoder_that_gives_a_map_is_refused_with_the_remedy():
+    maps = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
+    with pytest.raises(ValueError, match="GlobalAveragePooling2D"):
+        feature_dim(maps)
+
+
+def test_unbuilt_encoder_is_refused():
+    with pytest.raises(ValueError, match="built Keras model"):
+        feature_dim(keras.Sequential([keras.layers.Flatten()]))

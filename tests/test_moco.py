@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco.moco import feature_dim, unit_length
+from keras_moco.queue import unit_length
 from keras_moco.schedules import CosineMomentum
 
 
@@ -130,38 +130,6 @@ def test_key_encoder_normalises_by_its_batch_in_training(
     np.testing.assert_allclose(keys, expected, atol=1e-6)
     inference = model.encode_key(images, training=False)
     assert np.abs(keys - inference).max() > 1e-3
-
-
-@pytest.mark.parametrize("batch", [1, 5, 6, 16])
-def test_queue_is_a_ring_for_any_batch_up_to_its_size(tiny_encoder, batch):
-    model = tiny_moco(tiny_encoder())
-    expected, pointer = model.queue.numpy(), 0
-    rng = np.random.default_rng(0)
-    for _ in range(7):
-        keys = rng.normal(size=(batch, 4)).astype("float32")
-        model.enqueue([tf.constant(keys)])
-        for key in keys:
-            expected[pointer] = key
-            pointer = (pointer + 1) % 16
-        np.testing.assert_array_equal(model.queue.numpy(), expected)
-        assert model.queue_pointer.numpy() == pointer
-
-
-def test_queue_smaller_than_the_batch_keeps_the_newest(tiny_encoder):
-    model = tiny_moco(tiny_encoder(), queue_size=3)
-    keys = np.arange(20, dtype="float32").reshape(5, 4)
-    index = np.arange(5)
-    model.enqueue([tf.constant(keys)], tf.constant(index))
-    rows = {tuple(row) for row in model.queue.numpy()}
-    assert rows == {tuple(row) for row in keys[2:]}
-    assert set(model.queue_index.numpy()) == {2, 3, 4}
-    assert model.queue_filled.numpy() == 3
-
-
-def test_queue_starts_as_random_directions(tiny_encoder):
-    queue = tiny_moco(tiny_encoder(), queue_size=4096).queue.numpy()
-    np.testing.assert_allclose(np.linalg.norm(queue, axis=1), 1, rtol=1e-5)
-    assert np.abs(queue.mean(axis=0)).max() < 0.05
 
 
 def test_without_queue_negatives_are_the_other_keys_of_the_batch(
@@ -338,10 +306,9 @@ def test_evaluate_reports_the_loss_and_changes_nothing(
 
 
 def test_two_replicas_give_the_golden_trajectory(
-    build_golden, golden_pairs, golden_sgd, golden_steps
+    two_replicas, build_golden, golden_pairs, golden_sgd, golden_steps
 ):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
+    with two_replicas.scope():
         model = build_golden()
         model.compile(golden_sgd())
     model.fit(golden_pairs, verbose=0)
@@ -352,9 +319,9 @@ def test_two_replicas_give_the_golden_trajectory(
 
 
 def test_several_steps_per_execution_are_refused_on_two_replicas(
-    build_golden, golden_pairs, golden_sgd
+    two_replicas, build_golden, golden_pairs, golden_sgd
 ):
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with two_replicas.scope():
         model = build_golden()
         model.compile(golden_sgd(), steps_per_execution=2)
     with pytest.raises(ValueError, match="`steps_per_execution` must be 1"):
@@ -445,17 +412,6 @@ def test_v3_trains(tiny_encoder, random_pairs):
 def test_arguments_out_of_range_are_named(tiny_encoder, options, message):
     with pytest.raises(ValueError, match=message):
         tiny_moco(tiny_encoder(), **options)
-
-
-def test_encoder_that_gives_a_map_is_refused_with_the_remedy():
-    maps = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
-    with pytest.raises(ValueError, match="GlobalAveragePooling2D"):
-        feature_dim(maps)
-
-
-def test_unbuilt_encoder_is_refused():
-    with pytest.raises(ValueError, match="built Keras model"):
-        feature_dim(keras.Sequential([keras.layers.Flatten()]))
 
 
 def test_a_batch_must_be_a_pair(build_golden, golden_pairs, golden_sgd):

@@ -144,12 +144,3 @@ def test_unreadable_settings_are_one_line(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="not readable as JSON"):
         RunFolder(tmp_path, SETTINGS)
-
-
-def test_the_line_of_an_epoch_fits_80_columns():
-    log = RunLog.__new__(RunLog)
-    log.epochs, log.epochs_here, log.begin_time = 1000, 1, -3e3
-    row = {"epoch": 100, "loss": 11.0904, "knn_top1": 0.8123}
-    line = log.line({**row, "queue_fill": 0.5, "images_per_second": 12345.0})
-    assert len(line) <= 80, line
-    assert "kNN 81.2 %" in line

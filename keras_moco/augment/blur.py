@@ -46,5 +46,5 @@ def gaussian_blur(images, sigma, kernel_size):
         )
 
     for step in (blur_columns, pad_rows, blur_rows):
-        images = materialize_before(step, images, sigma[0] > 0.0)
+        images = materialize_before(step, images, tf.math.is_finite(sigma[0]))
     return images

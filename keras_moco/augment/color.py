@@ -80,7 +80,9 @@ def adjust_hue(images, turns):
         below = tf.minimum(position, 4.0 - position)
         return largest - spread * tf.clip_by_value(below, 0.0, 1.0)
 
-    return materialize_before(turned, (largest, spread, sixths), turns[0] < 1.0)
+    return materialize_before(
+        turned, (largest, spread, sixths), tf.math.is_finite(turns[0])
+    )
 
 
 def jitter(images, applied, order, factors):

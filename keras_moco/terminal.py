@@ -1,0 +1,141 @@
+"""What a run says in the terminal, within 80 columns."""
+
+import math
+import textwrap
+
+import keras
+
+
+def plan_lines(images, preset_name, preset, model, steps):
+    """What is about to happen, in the numbers that decide it.
+
+    Args:
+        images: `Images` that are trained on.
+        preset_name: Str.
+        preset: `Preset`, with every field filled in.
+        model: `MoCo`.
+        steps: Int. Steps an epoch.
+
+    Returns:
+        Str of several lines.
+    """
+    size = f", {images.size[0]}x{images.size[1]}" if images.size else ""
+    encoder, base = model.encoder, preset.base_learning_rate
+    negatives = preset.queue_size or preset.batch_size - 1
+    lines = [
+        f"{images.source}: {len(images):,} images{size}; preset {preset_name}",
+        f"{encoder.name}: {encoder.count_params():,} parameters, "
+        f"{encoder.output_shape[-1]} features; views of {preset.image_size} px",
+        f"{preset.epochs} epochs of {steps} steps of {preset.batch_size}; "
+        f"learning rate {base:g} x {preset.batch_size} / 256 = "
+        f"{base * preset.batch_size / 256:g}",
+        f"{negatives:,} negatives, temperature {preset.temperature:g}, "
+        f"momentum {preset.momentum:g}; chance loss "
+        f"{math.log(negatives + 1):.2f}",
+    ]
+    if images.broken:
+        lines.append(broken_line(images.broken))
+    if preset.queue_size > len(images) / 10:
+        masked = "left out of" if preset.mask_same_image else "among"
+        lines.append(
+            "The queue is more than a tenth of the data: keys of the query's "
+            f"own image come up often and are {masked} its negatives "
+            f"(mask_same_image={str(preset.mask_same_image).lower()})."
+        )
+    if preset.batch_size > 1024 and preset.optimizer == "sgd":
+        lines.append(
+            "Batches above 1,024 train poorly with SGD: consider "
+            "--set optimizer=lars."
+        )
+    to_fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
+    if to_fill > 1:
+        lines.append(
+            "The loss rises until the queue holds real keys, for about "
+            f"{math.ceil(to_fill):,} steps: that is expected."
+        )
+    return "\n".join(map(wrap, lines))
+
+
+def baseline_line(knn_top1_pixels, knn_top1_untrained):
+    """What training has to beat."""
+    return wrap(
+        "kNN top-1 (backbone features, cosine, k 200, T 0.1): raw pixels "
+        f"{100 * knn_top1_pixels:.1f} %, untrained "
+        f"{100 * knn_top1_untrained:.1f} %"
+    )
+
+
+def epoch_line(row, epochs, seconds_left):
+    """One epoch of metrics.jsonl.
+
+    Args:
+        row: Dict, the line of the epoch.
+        epochs: Int. Of the whole run.
+        seconds_left: Float.
+    """
+    parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['loss']:.3f}"]
+    if "knn_top1" in row:
+        parts.append(f"kNN {100 * row['knn_top1']:.1f} %")
+    if row.get("queue_fill", 1.0) < 1.0:
+        parts.append(f"queue {100 * row['queue_fill']:.0f} %")
+    parts.append(f"{row['images_per_second']:.0f} img/s")
+    if seconds_left:
+        parts.append(f"{duration(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def result_lines(result):
+    """The end of a run, from the dict of result.json."""
+    lines = []
+    if "knn_top1" in result:
+        lines.append(
+            f"kNN top-1 {100 * result['knn_top1']:.1f} %; untrained "
+            f"{100 * result['knn_top1_untrained']:.1f} %, raw pixels "
+            f"{100 * result['knn_top1_pixels']:.1f} %"
+        )
+    lines += [
+        f"{result['images_per_second']:.0f} images/s, "
+        f"{duration(result['seconds'])}, {result['peak_memory_mb']:,} MB peak",
+        f"Run      {result['run']}",
+        f"Curves   tensorboard --logdir {result['run']}",
+        f"Encoder  {result['export']}",
+    ]
+    return "\n".join(lines)
+
+
+def broken_line(broken):
+    """Names (the first ten) and number of the files that were left out."""
+    shown = ", ".join(broken[:10]) + (", ..." if len(broken) > 10 else "")
+    files = "file" if len(broken) == 1 else "files"
+    return wrap(f"{len(broken)} broken image {files} left out: {shown}")
+
+
+def duration(seconds):
+    """Seconds in words, such as "1 h 5 min"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def wrap(text):
+    """A paragraph within 80 columns; paths stay whole."""
+    return textwrap.fill(
+        text, 80, break_long_words=False, break_on_hyphens=False
+    )
+
+
+class LossBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar with the loss alone, within 80 columns."""
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 1})
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, {"loss": (logs or {}).get("loss")})
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, {"loss": (logs or {}).get("loss")})

@@ -24,7 +24,7 @@ _HOME = {
     "KNNMonitor": "callbacks",
     "export_encoder": "export",
     "load_encoder": "export",
-    "pretrain": "pretrain",
+    "pretrain": "pretraining",
 }
 __all__ = sorted(_HOME)
 

@@ -35,7 +35,7 @@ def command(function):
             with quiet_tensorflow():
                 import tensorflow as tf
 
-                import keras_moco.pretrain  # noqa: F401
+                import keras_moco.pretraining  # noqa: F401
 
                 tf.config.list_physical_devices()  # Says what it lacks.
             function(**options)
@@ -144,7 +144,7 @@ data_dir_option = click.option(
 )
 def pretrain(dataset, **options):
     """Pretrain an encoder on unlabelled images and export it."""
-    from keras_moco.pretrain import pretrain
+    from keras_moco.pretraining import pretrain
 
     result = pretrain(one_or_many(dataset), **options)
     export = result["export"]
@@ -162,7 +162,7 @@ def pretrain(dataset, **options):
 @click.option("--to", "folder", required=True, metavar="DIR")
 def export(run_dir, folder):
     """Export the encoder of a run as it is now, finished or not."""
-    from keras_moco.pretrain import export_run
+    from keras_moco.pretraining import export_run
 
     click.echo(f"Encoder  {export_run(run_dir, folder)}")
 

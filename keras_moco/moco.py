@@ -97,7 +97,6 @@ class MoCo(keras.Model):
         # Weighted by whether the queue is full: before, it means nothing.
         self.contrast_top1 = keras.metrics.Mean("contrast_top1")
         self.update_in_step = False  # `MomentumUpdate` decides.
-        self._compiled_update = tf.function(self._update_key_encoder)
         self.built = True
 
     @classmethod
@@ -380,6 +379,12 @@ class MoCo(keras.Model):
         # Keras warns about its own default on every dataset.
         kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
         return super().fit(x, *args, callbacks=callbacks, **kwargs)
+
+    def make_train_function(self, force=False):
+        """As Keras'; compiles the momentum update anew along with it."""
+        if self.train_function is None or force:
+            self._compiled_update = tf.function(self._update_key_encoder)
+        return super().make_train_function(force)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """One step on (query, key, index) with its average, as in `fit`."""

@@ -24,7 +24,7 @@ LADDER = [
     "export",
     "terminal",
     "run",
-    "pretrain",
+    "pretraining",
     "cli",
 ]
 

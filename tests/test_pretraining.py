@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import keras_moco as km
-from keras_moco.pretrain import export_run
+from keras_moco.pretraining import export_run
 
 SMALL = {
     "settings": ("queue_size=64", "head_output_dim=8"),

@@ -7,18 +7,20 @@ import shutil
 
 import keras
 
+from keras_moco.layers import plain_float32
+
 
 def export_encoder(encoder, folder, card=None):
     """Writes an encoder as a SavedModel with its `.keras` copy beside it.
 
     The folder is a SavedModel: float32 images in [0, 1] in, features out, any
     batch size; TensorFlow alone can serve it. It holds also `encoder.keras`,
-    for fine-tuning (a SavedModel is for inference only), and `card.json`. It
-    is written beside its place and moved there when it is whole.
+    for fine-tuning (a SavedModel is for inference only), and `card.json`. Both
+    are made of Keras' own layers in float32: no keras_moco is needed to load
+    them. It is written beside its place and moved there when it is whole.
 
     Args:
-        encoder: Functional or Sequential `keras.Model`. A mixed-precision
-            encoder is rebuilt in float32.
+        encoder: Functional or Sequential `keras.Model`.
         folder: Str or path. Must not hold anything but an earlier export.
         card: Dict or None. What to note about it in `card.json`.
 
@@ -35,7 +37,7 @@ def export_encoder(encoder, folder, card=None):
     """
     folder = pathlib.Path(folder)
     check_export_folder(folder)
-    encoder = in_float32(encoder)
+    encoder = plain_float32(encoder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -96,16 +98,3 @@ def load_encoder(folder):
             "file."
         )
     return keras.models.load_model(path, compile=False)
-
-
-def in_float32(encoder):
-    """Returns the encoder, or its copy in float32 if it computes in halves."""
-    text = encoder.to_json()
-    plain = text.replace("mixed_float16", "float32").replace(
-        "mixed_bfloat16", "float32"
-    )
-    if plain == text:
-        return encoder
-    copy = keras.models.model_from_json(plain)
-    copy.set_weights(encoder.get_weights())
-    return copy

@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras_moco import distribute
 from keras_moco.callbacks import MomentumUpdate
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
+from keras_moco.layers import default_groups, in_groups, swap_batch_norm
 from keras_moco.losses import contrast_top1, feature_std, info_nce
 from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
@@ -103,6 +104,9 @@ class MoCo(keras.Model):
     def from_preset(cls, preset, encoder, total_steps=None):
         """Builds the model that a preset describes around an encoder.
 
+        `model.encoder` is the copy that learns: its batch normalisation is
+        replaced by `keras_moco.layers.BatchNormalization` in groups.
+
         Args:
             preset: `Preset`, such as `PRESETS["moco_v2"]`.
             encoder: `keras.Model`, images -> (batch, features).
@@ -122,6 +126,10 @@ class MoCo(keras.Model):
             momentum = CosineMomentum(
                 momentum, preset.final_momentum, total_steps
             )
+        groups = preset.batch_norm_groups
+        if groups is None:
+            groups = default_groups(preset.batch_size)
+        encoder = swap_batch_norm(encoder, groups)
         head = {
             "output_dim": preset.head_output_dim,
             "hidden_dim": preset.head_hidden_dim,
@@ -223,11 +231,23 @@ class MoCo(keras.Model):
     def encode_key(self, images, training=True):
         """Images -> keys of unit length, (batch, dim) float32.
 
-        In training the key encoder normalises by its batch too, as published.
+        In training the key encoder normalises by its batch too, as published;
+        where it does so in groups, the images are shuffled before and the
+        keys put back in order after.
         """
+        shuffle = training and in_groups(self.key_encoder)
+        if shuffle:
+            # Otherwise a query and its key share a group, whose statistics
+            # tell which key is the right one (section 3.3).
+            step = tf.cast(self.optimizer.iterations, tf.int32)
+            draws = tf.random.stateless_uniform(tf.shape(images)[:1], (0, step))
+            order = tf.argsort(draws)
+            images = tf.gather(images, order)
         features = self.key_encoder(images, training=training)
-        key = self.key_projector(features, training=training)
-        return tf.stop_gradient(unit_length(key))
+        key = unit_length(self.key_projector(features, training=training))
+        if shuffle:
+            key = tf.gather(key, tf.argsort(order))
+        return tf.stop_gradient(key)
 
     def contrast(self, query, key, index=None):
         """The mean loss of queries against their keys and the negatives."""

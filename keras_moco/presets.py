@@ -65,6 +65,9 @@ class Preset:
         head_batch_norm: Bool. Batch normalisation after every head layer (v3).
         predictor_layers: Int. Layers of a predictor on the query side; 0 is
             none (v1, v2).
+        batch_norm_groups: Int or None. Parts of the batch that batch
+            normalisation treats apart on one device; None takes 8, with at
+            least 16 samples each.
         optimizer: "sgd" or "lars".
         base_learning_rate: Float. For 256 images a batch: the learning rate is
             `base_learning_rate * batch_size / 256`.
@@ -106,6 +109,7 @@ class Preset:
     head_output_dim: int = 128
     head_batch_norm: bool = False
     predictor_layers: int = 0
+    batch_norm_groups: int | None = None
     optimizer: str = "sgd"
     base_learning_rate: float = 0.03
     sgd_momentum: float = 0.9
@@ -143,7 +147,7 @@ class Preset:
         }
         for name, low in at_least.items():
             _check(self, name, lambda value, low=low: value >= low, f">= {low}")
-        for name in ("image_size", "head_hidden_dim"):
+        for name in ("image_size", "head_hidden_dim", "batch_norm_groups"):
             _check(self, name, lambda v: v is None or v >= 1, ">= 1")
         for name in (
             "momentum",

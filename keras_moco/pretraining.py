@@ -28,6 +28,7 @@ from keras_moco.data.sources import load_images
 from keras_moco.encoders import RESNETS, resnet
 from keras_moco.evaluate import knn_accuracy
 from keras_moco.export import check_export_folder, export_encoder
+from keras_moco.layers import default_groups
 from keras_moco.moco import MoCo
 from keras_moco.optimizers import build_optimizer
 from keras_moco.presets import Preset, find_preset, parse_setting
@@ -122,6 +123,12 @@ def pretrain(
     }
     images = load_images(dataset, "pretrain", **source)
     preset = _fit_to_data(preset, images)
+    if preset.batch_size % preset.batch_norm_groups:
+        raise ValueError(
+            "`batch_norm_groups` must divide the batch. Received: "
+            f"batch_norm_groups={preset.batch_norm_groups}, "
+            f"batch_size={preset.batch_size}"
+        )
     settings = {
         "data": f"{images.source}, {len(images)} images, {images.fingerprint}",
         "preset": preset_name,
@@ -300,8 +307,12 @@ def _fit_to_data(preset, images):
     mask = preset.mask_same_image
     if mask is None:
         mask = preset.queue_size > len(images) / 10
-    size = preset.image_size or natural_size(images)
-    return preset.replace(image_size=size, mask_same_image=mask)
+    return preset.replace(
+        image_size=preset.image_size or natural_size(images),
+        mask_same_image=mask,
+        batch_norm_groups=preset.batch_norm_groups
+        or default_groups(preset.batch_size),
+    )
 
 
 def _open_run(run_dir, source, preset_name, settings):

@@ -33,6 +33,12 @@ def plan_lines(images, preset_name, preset, model, steps):
         f"momentum {preset.momentum:g}; chance loss "
         f"{math.log(negatives + 1):.2f}",
     ]
+    groups = preset.batch_norm_groups
+    if groups > 1:
+        lines.append(
+            f"Batch normalisation in {groups} groups of "
+            f"{preset.batch_size // groups}, keys shuffled among them"
+        )
     if images.broken:
         lines.append(broken_line(images.broken))
     if preset.queue_size > len(images) / 10:

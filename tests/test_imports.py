@@ -14,6 +14,7 @@ LADDER = [
     "schedules",
     "distribute",
     "queue",
+    "layers",
     "optimizers",
     "encoders",
     "augment",

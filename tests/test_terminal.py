@@ -32,7 +32,11 @@ def plan(tiny_encoder, **changes):
     import numpy as np
 
     preset = km.PRESETS["moco_v2"].replace(
-        queue_size=16, head_hidden_dim=4, image_size=8, **changes
+        queue_size=16,
+        head_hidden_dim=4,
+        image_size=8,
+        batch_norm_groups=1,
+        **changes,
     )
     model = km.MoCo.from_preset(preset, tiny_encoder())
     images = Images(np.zeros((20, 8, 8, 3), np.uint8))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -74,7 +75,7 @@ def pretrain_dataset(
         pairs = _views_of_array(pairs, images, options)
     else:
         pairs = _views_of_files(pairs, images, batch_size, options)
-    return pairs.prefetch(tf.data.AUTOTUNE)
+    return _steady(pairs)
 
 
 def _views_of_array(pairs, images, options):
@@ -86,7 +87,7 @@ def _views_of_array(pairs, images, options):
         query, key = augment.two_views(batch, index, epoch, **options)
         return query, key, index
 
-    return pairs.map(views, num_parallel_calls=tf.data.AUTOTUNE)
+    return pairs.map(views, num_parallel_calls=_threads())
 
 
 def _views_of_files(pairs, images, batch_size, options):
@@ -115,9 +116,9 @@ def _views_of_files(pairs, images, batch_size, options):
     pairs = pairs.map(
         lambda epoch, index: (tf.repeat(epoch, batch_size), index)
     ).unbatch()
-    pairs = pairs.map(crops, num_parallel_calls=tf.data.AUTOTUNE)
+    pairs = pairs.map(crops, num_parallel_calls=_threads())
     pairs = pairs.batch(batch_size, drop_remainder=True)
-    return pairs.map(recolored, num_parallel_calls=tf.data.AUTOTUNE)
+    return pairs.map(recolored, num_parallel_calls=_threads())
 
 
 def labeled_dataset(
@@ -167,7 +168,7 @@ def labeled_dataset(
             whole = tf.gather(array, index)
             return _centre(whole, size), tf.gather(labels, index)
 
-        data = rows.batch(batch_size).map(batch_of, tf.data.AUTOTUNE)
+        data = rows.batch(batch_size).map(batch_of, _threads())
     else:
         labels = tf.constant(images.labels)
 
@@ -175,13 +176,31 @@ def labeled_dataset(
             image = _decode(images, index, math.ceil(size * 256 / 224))
             return _centre(image[None], size)[0], labels[index]
 
-        data = rows.map(one, tf.data.AUTOTUNE).batch(batch_size)
-    return data.prefetch(tf.data.AUTOTUNE)
+        data = rows.map(one, _threads()).batch(batch_size)
+    return _steady(data)
 
 
 def natural_size(images):
     """The side of views if nobody says otherwise: the images', at most 224."""
     return min(224, *images.size) if images.size else 224
+
+
+def _threads():
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _steady(dataset):
+    """Prefetches, without tf.data's autotuning.
+
+    At the end of an epoch the thread that tunes is waited for, and it sleeps
+    for as long as the epoch has lasted (TensorFlow 2.21): up to twice the time.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.prefetch(2).with_options(options)
 
 
 def _decode(images, index, min_side):

@@ -103,7 +103,6 @@ def swap_batch_norm(model, groups=1):
         ...     include_top=False, weights=None, pooling="avg")
         >>> encoder = swap_batch_norm(encoder, groups=8)
     """
-
     if not isinstance(model, (Functional, keras.Sequential)):
         return model
 

@@ -331,18 +331,19 @@ def _open_run(run_dir, source, preset_name, settings):
 
 def _knn_data(dataset, images, preset, source, say):
     """The labelled bank and test set, or () with a line that says why not."""
+    reason = "the data has no labels."
     try:
         test = load_images(dataset, "test", **source)
         bank = images
         if images.labels is None:
             bank = load_images(dataset, "train", **source)
-        return [
-            labeled_dataset(part, image_size=preset.image_size)
-            for part in (bank, test)
-        ]
+        if bank.labels is not None and test.labels is not None:
+            size = preset.image_size
+            return [labeled_dataset(i, image_size=size) for i in (bank, test)]
     except MissingSplit as error:
-        say(f"No kNN accuracy beside the training: {error}")
-        return ()
+        reason = str(error)
+    say(terminal.wrap(f"No kNN accuracy beside the training: {reason}"))
+    return ()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from keras.src.models import Functional
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, faster, and in groups of the batch.
 
-    Training on (batch, height, width, channels) and (batch, channels) runs on
-    TensorFlow's fused operation, which neither upcasts half precision nor
-    writes intermediate arrays; everything else is Keras' own layer, under the
-    same weight names.
+    (batch, height, width, channels) and (batch, channels) run on TensorFlow's
+    fused operation, which neither upcasts half precision nor writes
+    intermediate arrays; everything else is Keras' own layer, under the same
+    weight names.
 
     With `groups`, each consecutive share of the batch is normalised by its own
     statistics, as if it sat on a device of its own; the moving statistics take
@@ -40,43 +40,57 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def call(self, inputs, training=None, mask=None):
         rank = len(inputs.shape)
-        fused = rank in (2, 4) and self.axis in (-1, rank - 1)
-        if not training or not self.trainable or not fused:
+        if (
+            mask is not None
+            or rank not in (2, 4)
+            or self.axis % rank != rank - 1
+        ):
             return super().call(inputs, training=training, mask=mask)
         x = tf.cast(inputs, self.compute_dtype)
         if rank == 2:
             x = x[:, None, None, :]
+        if training and self.trainable:
+            x = self._normalize_groups(x)
+        else:
+            moving = self.moving_mean.value, self.moving_variance.value
+            x = self._fused(x, *moving, is_training=False).y
+        return x[:, 0, 0, :] if rank == 2 else x
+
+    def _normalize_groups(self, x):
+        """Normalises by the statistics of each group, and moves their means."""
         if x.shape[0] is not None and x.shape[0] % self.groups:
             raise ValueError(
                 f"A batch of {x.shape[0]} cannot be normalised in "
                 f"{self.groups} groups: take a batch that is a multiple, or "
                 "another number of groups (preset field `batch_norm_groups`)."
             )
-        parts = tf.split(x, self.groups) if self.groups > 1 else [x]
-        results = [self._normalize(part) for part in parts]
-        outputs, means, variances = zip(*results, strict=True)
-        self._move(self.moving_mean, means)
-        self._move(self.moving_variance, variances)
-        x = tf.concat(outputs, axis=0) if self.groups > 1 else outputs[0]
-        return x[:, 0, 0, :] if rank == 2 else x
+        none = tf.zeros((0,))
+        results = [
+            self._fused(part, none, none, is_training=True)
+            for part in (tf.split(x, self.groups) if self.groups > 1 else [x])
+        ]
+        # The operation gives the unbiased variance, Keras keeps the biased.
+        count = tf.cast(tf.size(x) // x.shape[-1] // self.groups, tf.float32)
+        bias = (count - 1.0) / count
+        self._move(self.moving_mean, [r.batch_mean for r in results])
+        self._move(
+            self.moving_variance, [bias * r.batch_variance for r in results]
+        )
+        return tf.concat([r.y for r in results], axis=0)
 
-    def _normalize(self, x):
-        """One group: output, mean, and variance as Keras means it."""
+    def _fused(self, x, mean, variance, is_training):
         channels = x.shape[-1]
         scale = self.gamma if self.scale else tf.ones((channels,))
         offset = self.beta if self.center else tf.zeros((channels,))
-        output, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+        return tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=tf.cast(scale, tf.float32),
             offset=tf.cast(offset, tf.float32),
-            mean=tf.zeros((0,)),
-            variance=tf.zeros((0,)),
+            mean=tf.cast(mean, tf.float32),
+            variance=tf.cast(variance, tf.float32),
             epsilon=self.epsilon,
-            is_training=True,
+            is_training=is_training,
         )
-        # The operation gives the unbiased variance, Keras keeps the biased.
-        count = tf.cast(tf.size(x) // channels, tf.float32)
-        return output, mean, variance * (count - 1.0) / count
 
     def _move(self, moving, values):
         value = tf.add_n(values) / len(values)

@@ -207,10 +207,12 @@ PRESETS = {
         summary="For the built-in shapes: a small ResNet on two CPU cores in "
         "minutes. Command: keras-moco pretrain",
         queue_size=1024,
-        temperature=0.2,
-        momentum=0.98,
-        base_learning_rate=0.06,
+        temperature=0.1,
+        momentum=0.99,
+        base_learning_rate=0.12,
         weight_decay=5e-4,
+        # Without it the encoder collapses before the queue holds real keys.
+        warmup_epochs=0.5,
         jitter=(0.4, 0.4, 0.4, 0.4),
         blur=(0.0, 0.0),
         mean=(0.5, 0.5, 0.5),
@@ -218,7 +220,7 @@ PRESETS = {
         encoder="resnet18",
         width=16,
         batch_size=128,
-        epochs=10,
+        epochs=5,
     ),
     "cifar10": Preset(
         summary="CIFAR-10, the authors' demo: kNN 82.6 / 86.3 / 88.7 % after "

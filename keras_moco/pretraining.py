@@ -22,6 +22,7 @@ from keras_moco.data.images import MissingSplit
 from keras_moco.data.pipeline import (
     labeled_dataset,
     natural_size,
+    num_steps,
     pretrain_dataset,
 )
 from keras_moco.data.sources import load_images
@@ -139,10 +140,11 @@ def pretrain(
         "precision": precision,
     }
     del settings["summary"]
-    pairs = pretrain_dataset(images, preset, None, preset.batch_size, seed)
-    if steps_per_epoch and steps_per_epoch > len(pairs):
+    batches = num_steps(images, preset.batch_size)
+    steps = steps_per_epoch or batches
+    if steps > batches:
         raise ValueError(
-            f"`steps_per_epoch` must be at most {len(pairs)}, the batches of "
+            f"`steps_per_epoch` must be at most {batches}, the batches of "
             f"{preset.batch_size} in the data. Received: {steps_per_epoch}"
         )
     run = _open_run(run_dir, images.source, preset_name, settings)
@@ -159,7 +161,6 @@ def pretrain(
 
     begin = time.perf_counter()
     keras.utils.set_random_seed(seed)
-    steps = steps_per_epoch or len(pairs)
     total_steps = steps * preset.epochs
     model = _build_model(preset, encoder, total_steps, precision)
     encoder = model.encoder

@@ -48,12 +48,7 @@ def pretrain_dataset(
     """
     images = images if isinstance(images, Images) else Images(images)
     size = image_size or preset.image_size or natural_size(images)
-    if not 1 <= batch_size <= len(images):
-        raise ValueError(
-            "`batch_size` must be at least 1 and at most the number of images. "
-            f"Received: batch_size={batch_size}, images={len(images)}"
-        )
-    steps = len(images) // batch_size
+    steps = num_steps(images, batch_size)
     epochs = itertools.count(first_epoch)
 
     def batches():
@@ -79,11 +74,8 @@ def pretrain_dataset(
 
 
 def _views_of_array(pairs, images, options):
-    with tf.device("CPU"):  # It may be larger than an accelerator's memory.
-        array = tf.constant(images.array)
-
     def views(epoch, index):
-        batch = tf.gather(array, index)
+        batch = _take(images, index)
         query, key = augment.two_views(batch, index, epoch, **options)
         return query, key, index
 
@@ -156,28 +148,34 @@ def labeled_dataset(
             f"dataset. {len(images)} images without labels came."
         )
     size = image_size or natural_size(images)
-    rows = tf.data.Dataset.range(len(images))
+    data = tf.data.Dataset.from_tensor_slices(
+        (tf.range(len(images), dtype=tf.int64), images.labels)
+    )
     if images.array is not None:
-        with tf.device("CPU"):
-            array, labels = (
-                tf.constant(images.array),
-                tf.constant(images.labels),
-            )
-
-        def batch_of(index):
-            whole = tf.gather(array, index)
-            return _centre(whole, size), tf.gather(labels, index)
-
-        data = rows.batch(batch_size).map(batch_of, _threads())
+        data = data.batch(batch_size).map(
+            lambda index, label: (_centre(_take(images, index), size), label),
+            _threads(),
+        )
     else:
-        labels = tf.constant(images.labels)
-
-        def one(index):
-            image = _decode(images, index, math.ceil(size * 256 / 224))
-            return _centre(image[None], size)[0], labels[index]
-
-        data = rows.map(one, _threads()).batch(batch_size)
+        min_side = math.ceil(size * 256 / 224)
+        data = data.map(
+            lambda index, label: (
+                _centre(_decode(images, index, min_side)[None], size)[0],
+                label,
+            ),
+            _threads(),
+        ).batch(batch_size)
     return _steady(data)
+
+
+def num_steps(images, batch_size):
+    """Whole batches in the data, or raises if there is none."""
+    if not 1 <= batch_size <= len(images):
+        raise ValueError(
+            "`batch_size` must be at least 1 and at most the number of images. "
+            f"Received: batch_size={batch_size}, images={len(images)}"
+        )
+    return len(images) // batch_size
 
 
 def natural_size(images):
@@ -201,6 +199,12 @@ def _steady(dataset):
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.prefetch(2).with_options(options)
+
+
+def _take(images, index):
+    # Through NumPy: a tensor of all images would be a second copy of them.
+    batch = tf.numpy_function(images.array.__getitem__, [index], tf.uint8)
+    return tf.ensure_shape(batch, (*index.shape, *images.array.shape[1:]))
 
 
 def _decode(images, index, min_side):

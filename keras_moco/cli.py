@@ -91,38 +91,68 @@ data_dir_option = click.option(
 )
 
 
-@command
-@dataset_option
-@click.option("--preset", metavar="NAME", help="See `keras-moco presets`.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Change a field of the preset, such as queue_size=4096. Repeatable.",
-)
-@click.option("--encoder", help="resnet18, resnet34 or resnet50.")
-@click.option("--width", type=int, help="Channels of the first stage.")
-@click.option("--image-size", type=int, help="Side of the views in pixels.")
-@click.option(
-    "--batch-size", type=int, help="The learning rate follows: base x B / 256."
-)
-@click.option("--epochs", type=int)
-@click.option("--steps-per-epoch", type=int, help="For short epochs.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option(
+def recipe_options(function):
+    """The options that choose data, preset and encoder."""
+    for option in reversed(
+        (
+            dataset_option,
+            click.option(
+                "--preset", metavar="NAME", help="See `keras-moco presets`."
+            ),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="FIELD=VALUE",
+                help="Change a field of the preset, such as queue_size=4096. "
+                "Repeatable.",
+            ),
+            click.option("--encoder", help="resnet18, resnet34 or resnet50."),
+            click.option(
+                "--width", type=int, help="Channels of the first stage."
+            ),
+            click.option(
+                "--image-size", type=int, help="Side of the views in pixels."
+            ),
+            click.option(
+                "--batch-size",
+                type=int,
+                help="The learning rate follows: base x B / 256.",
+            ),
+            data_dir_option,
+            click.option(
+                "--max-broken",
+                type=float,
+                default=0.01,
+                show_default=True,
+                help="Share of broken image files that is skipped.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+precision_option = click.option(
     "--precision",
     default="float32",
     show_default=True,
     help="float32, mixed_bfloat16 or mixed_float16.",
 )
+
+
+@command
+@recipe_options
+@precision_option
+@click.option("--epochs", type=int)
+@click.option("--steps-per-epoch", type=int, help="For short epochs.")
+@click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--run-dir",
     metavar="DIR",
     help="Folder of the run; an unfinished one goes on. Default: "
     "runs/<dataset>-<preset>.",
 )
-@data_dir_option
 @click.option(
     "--knn-every",
     type=int,
@@ -131,11 +161,10 @@ data_dir_option = click.option(
     help="Epochs between kNN measurements, where there are labels; 0: none.",
 )
 @click.option(
-    "--max-broken",
-    type=float,
-    default=0.01,
+    "--augment",
+    default="cpu",
     show_default=True,
-    help="Share of broken image files that is skipped.",
+    help="Where views are made: cpu, or device (inside the train step).",
 )
 @click.option(
     "--export-to",
@@ -207,6 +236,63 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
         )
 
 
+@command
+@recipe_options
+@click.option("--rows", type=int, default=6, show_default=True)
+@click.option("--pairs", type=int, default=3, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--to", "path", default="views.png", show_default=True, metavar="FILE"
+)
+def preview(dataset, rows, pairs, seed, path, **options):
+    """Draw images beside their views, to see what a preset does."""
+    from keras_moco.pretraining import prepare
+    from keras_moco.preview import preview
+
+    _, preset, images, _ = prepare(one_or_many(dataset), **options)
+    preview(images, preset, path, rows=rows, pairs=pairs, seed=seed)
+    click.echo(f"Views    {path}")
+
+
+@command
+@recipe_options
+@precision_option
+@click.option("--data-only", is_flag=True, help="Leave the step out.")
+@click.option("--step-only", is_flag=True, help="Leave the data out.")
+@click.option("--steps", type=int, default=20, show_default=True)
+@click.option("--threads", type=int, help="Cores to use, of those there are.")
+@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+def bench(
+    dataset,
+    precision,
+    data_only,
+    step_only,
+    steps,
+    threads,
+    json_file,
+    **options,
+):
+    """Measure where the time of a run goes, and say what to change."""
+    from keras_moco.bench import bench, bottleneck
+    from keras_moco.pretraining import build_model, prepare
+
+    if data_only and step_only:
+        raise UserError("--data-only and --step-only leave nothing to measure.")
+    if threads is not None:
+        use_cores(threads)
+    name, preset, images, _ = prepare(one_or_many(dataset), **options)
+    model = None if data_only else build_model(preset, None, 1000, precision)
+    figures = bench(images, preset, model, data=not step_only, steps=steps)
+    for figure, value in figures.items():
+        click.echo(f"{figure:27} {value:.4g}")
+    click.echo(bottleneck(figures))
+    if json_file:
+        settings = {"preset": name, "precision": precision, "steps": steps}
+        settings |= dataclasses.asdict(preset)
+        text = json.dumps({**figures, "settings": settings}, indent=2)
+        pathlib.Path(json_file).write_text(text + "\n")
+
+
 @main.command()
 @click.argument("name", required=False)
 def presets(name):
@@ -225,6 +311,17 @@ def presets(name):
             click.echo(
                 f"{field.name:20} {setting(getattr(preset, field.name))}"
             )
+
+
+def use_cores(count):
+    """Keeps this process on some of its cores; before TensorFlow's threads."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(cores):
+        raise UserError(
+            f"--threads must be between 1 and {len(cores)}, the cores there "
+            f"are. Received: {count}"
+        )
+    os.sched_setaffinity(0, cores[:count])
 
 
 def one_or_many(dataset):

@@ -46,6 +46,9 @@ class MoCo(keras.Model):
 
     Attributes:
         encoder, projector, key_encoder, key_projector: The four networks.
+        make_views: None, or a function (images, index, epoch) -> (query, key)
+            that makes the views inside the step, on the device; batches are
+            then (images, epoch, index).
         key_queue: `KeyQueue`; `queue`, `queue_index` and `queue_pointer` are
             its weights.
 
@@ -97,6 +100,7 @@ class MoCo(keras.Model):
         self.std_tracker = keras.metrics.Mean("feature_std")
         # Weighted by whether the queue is full: before, it means nothing.
         self.contrast_top1 = keras.metrics.Mean("contrast_top1")
+        self.make_views = None
         self.update_in_step = False  # `MomentumUpdate` decides.
         self.built = True
 
@@ -204,6 +208,8 @@ class MoCo(keras.Model):
         # A tuple of three looks to Keras like (x, y, sample_weight), and
         # `train_on_batch` makes one of every batch.
         query, key, index = keras.utils.unpack_x_y_sample_weight(data)
+        if self.make_views is not None:
+            query, key = self.make_views(query, index, key[0])
         if key is None:
             raise ValueError(
                 "A batch must be (query, key) or (query, key, index): two "

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_moco
 from keras_moco import terminal
+from keras_moco.augment import device_views
 from keras_moco.callbacks import KNNMonitor
 from keras_moco.data.images import MissingSplit
 from keras_moco.data.pipeline import (
@@ -55,6 +56,7 @@ def pretrain(
     data_dir=None,
     knn_every=1,
     max_broken=0.01,
+    augment="cpu",
     export_to=None,
     verbose=True,
 ):
@@ -85,6 +87,8 @@ def pretrain(
         data_dir: Folder of TFDS' data.
         knn_every: Int. Epochs between kNN measurements; 0 leaves them out.
         max_broken: Float in [0, 1]. Share of broken files that is skipped.
+        augment: Where the views are made: "cpu", beside the training, or
+            "device", inside the train step.
         export_to: Folder. None takes `saved_models/<name of the run folder>`.
         verbose: Bool. Report to the terminal.
 
@@ -102,34 +106,19 @@ def pretrain(
         >>> encoder = keras_moco.load_encoder(result["export"])
     """
     say = print if verbose else lambda *_: None
-    _check_options(precision, seed, knn_every, steps_per_epoch)
-    preset_name, preset = find_preset(preset, dataset)
-    changes = dict(parse_setting(text) for text in settings)
-    changes |= {
-        name: value
-        for name, value in (
-            ("encoder", encoder if isinstance(encoder, str) else None),
-            ("width", width),
-            ("image_size", image_size),
-            ("batch_size", batch_size),
-            ("epochs", epochs),
-        )
-        if value is not None
-    }
-    preset = preset.replace(**changes)
-    source = {
-        "data_dir": data_dir,
-        "max_broken": max_broken,
-        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
-    }
-    images = load_images(dataset, "pretrain", **source)
-    preset = _fit_to_data(preset, images)
-    if preset.batch_size % preset.batch_norm_groups:
-        raise ValueError(
-            "`batch_norm_groups` must divide the batch. Received: "
-            f"batch_norm_groups={preset.batch_norm_groups}, "
-            f"batch_size={preset.batch_size}"
-        )
+    _check_options(precision, augment, seed, knn_every, steps_per_epoch)
+    preset_name, preset, images, source = prepare(
+        dataset,
+        preset,
+        settings,
+        data_dir=data_dir,
+        max_broken=max_broken,
+        encoder=encoder if isinstance(encoder, str) else None,
+        width=width,
+        image_size=image_size,
+        batch_size=batch_size,
+        epochs=epochs,
+    )
     settings = {
         "data": f"{images.source}, {len(images)} images, {images.fingerprint}",
         "preset": preset_name,
@@ -162,7 +151,7 @@ def pretrain(
     begin = time.perf_counter()
     keras.utils.set_random_seed(seed)
     total_steps = steps * preset.epochs
-    model = _build_model(preset, encoder, total_steps, precision)
+    model = build_model(preset, encoder, total_steps, precision)
     encoder = model.encoder
     say(terminal.plan_lines(images, preset_name, preset, model, steps))
 
@@ -182,8 +171,16 @@ def pretrain(
     run.keep_metrics(done)
     if done:
         say(f"Going on after epoch {done} of {preset.epochs}, from {run.path}")
+    if augment == "device":
+        model.make_views = device_views(preset, seed)
     pairs = pretrain_dataset(
-        images, preset, None, preset.batch_size, seed, first_epoch=done
+        images,
+        preset,
+        None,
+        preset.batch_size,
+        seed,
+        first_epoch=done,
+        augment="device" if augment == "device" else None,
     ).take(steps)
     callbacks = [RunLog(run, preset.batch_size, preset.epochs, say)]
     if knn_data:
@@ -229,6 +226,60 @@ def pretrain(
     return result
 
 
+def prepare(
+    dataset="shapes",
+    preset=None,
+    settings=(),
+    *,
+    data_dir=None,
+    max_broken=0.01,
+    **changes,
+):
+    """Loads the images and fills in every field of the preset.
+
+    Args:
+        dataset: As for `pretrain`.
+        preset: As for `pretrain`.
+        settings: As for `pretrain`.
+        data_dir: As for `pretrain`.
+        max_broken: As for `pretrain`.
+        **changes: Fields of the preset; None leaves a field as it is.
+
+    Returns:
+        Tuple of the preset's name, the `Preset`, the `Images` and the keyword
+        arguments that `load_images` took.
+
+    Example:
+        >>> name, preset, images, _ = prepare("photos/", batch_size=64)
+    """
+    preset_name, preset = find_preset(preset, dataset)
+    fields = dict(parse_setting(text) for text in settings)
+    fields |= {k: value for k, value in changes.items() if value is not None}
+    preset = preset.replace(**fields)
+    source = {
+        "data_dir": data_dir,
+        "max_broken": max_broken,
+        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
+    }
+    images = load_images(dataset, "pretrain", **source)
+    masked = preset.mask_same_image
+    if masked is None:
+        masked = preset.queue_size > len(images) / 10
+    preset = preset.replace(
+        image_size=preset.image_size or natural_size(images),
+        mask_same_image=masked,
+        batch_norm_groups=preset.batch_norm_groups
+        or default_groups(preset.batch_size),
+    )
+    if preset.batch_size % preset.batch_norm_groups:
+        raise ValueError(
+            "`batch_norm_groups` must divide the batch. Received: "
+            f"batch_norm_groups={preset.batch_norm_groups}, "
+            f"batch_size={preset.batch_size}"
+        )
+    return preset_name, preset, images, source
+
+
 def export_run(run_dir, folder):
     """Exports the encoder of a run folder as its last epoch left it.
 
@@ -266,13 +317,14 @@ def export_run(run_dir, folder):
             f"The encoder {preset.encoder!r} of {path} was not built by name: "
             "rebuild it in Python and load the checkpoint into its MoCo."
         )
-    model = _build_model(preset, None, 1, settings["precision"])
+    model = build_model(preset, None, 1, settings["precision"])
     if not run.restore(model):
         raise ValueError(f"No epoch of the run in {path} is finished yet.")
     return export_encoder(model.encoder, folder, {"settings": settings})
 
 
-def _build_model(preset, encoder, total_steps, precision):
+def build_model(preset, encoder, total_steps, precision):
+    """The compiled `MoCo` of a preset, around its encoder or a given one."""
     with _dtype_policy(precision):
         if not isinstance(encoder, keras.Model):
             encoder = resnet(
@@ -288,12 +340,16 @@ def _build_model(preset, encoder, total_steps, precision):
     return model
 
 
-def _check_options(precision, seed, knn_every, steps_per_epoch):
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"`precision` must be one of {', '.join(PRECISIONS)}. "
-            f"Received: {precision!r}"
-        )
+def _check_options(precision, augment, seed, knn_every, steps_per_epoch):
+    for name, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("augment", augment, ("cpu", "device")),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(known)}. "
+                f"Received: {value!r}"
+            )
     for name, value, low in (
         ("seed", seed, 0),
         ("knn_every", knn_every, 0),
@@ -301,19 +357,6 @@ def _check_options(precision, seed, knn_every, steps_per_epoch):
     ):
         if value is not None and value < low:
             raise ValueError(f"`{name}` must be >= {low}. Received: {value}")
-
-
-def _fit_to_data(preset, images):
-    """Fills in what a preset leaves to the data."""
-    mask = preset.mask_same_image
-    if mask is None:
-        mask = preset.queue_size > len(images) / 10
-    return preset.replace(
-        image_size=preset.image_size or natural_size(images),
-        mask_same_image=mask,
-        batch_norm_groups=preset.batch_norm_groups
-        or default_groups(preset.batch_size),
-    )
 
 
 def _open_run(run_dir, source, preset_name, settings):

@@ -1,8 +1,11 @@
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 import keras_moco as km
+from keras_moco.augment import device_views
 from keras_moco.data.images import Images
 from keras_moco.data.pipeline import natural_size
 
@@ -168,3 +171,95 @@ def test_evaluation_needs_labels():
 def test_natural_size_is_the_images_own_at_most_224():
     assert natural_size(Images(pictures(2, 28))) == 28
     assert natural_size(Images(np.zeros((1, 500, 300, 3), np.uint8))) == 224
+
+
+def test_views_on_the_device_are_those_of_the_cpu():
+    options = {"batch_size": 6, "seed": 5}
+    preset = PRESET.replace(image_size=16)
+    cpu = km.pretrain_dataset(pictures(), preset, **options)
+    device = km.pretrain_dataset(
+        pictures(), preset, augment="device", **options
+    )
+    make_views = device_views(preset, seed=5)
+    for (query, key, index), batch in zip(cpu, device, strict=True):
+        images, epoch, same_index = batch
+        assert images.dtype == np.uint8
+        np.testing.assert_array_equal(index, same_index)
+        views = make_views(images, index, epoch[0])
+        np.testing.assert_allclose(query, views[0], atol=1e-4)
+        np.testing.assert_allclose(key, views[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+def test_a_model_may_make_the_views_inside_its_step(jit):
+    preset = PRESET.replace(
+        image_size=16, queue_size=16, head_hidden_dim=4, batch_norm_groups=1
+    )
+    encoder = keras.Sequential(
+        [
+            keras.Input((16, 16, 3)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.GlobalAveragePooling2D(),
+        ]
+    )
+    losses = []
+    for augment in (None, "device"):
+        keras.utils.set_random_seed(0)
+        copy = keras.models.clone_model(encoder)
+        model = km.MoCo.from_preset(preset, copy)
+        model.compile(km.SGD(0.01), jit_compile=jit)
+        if augment:
+            model.make_views = device_views(preset, seed=0)
+        pairs = km.pretrain_dataset(
+            pictures(), preset, batch_size=6, augment=augment
+        )
+        losses.append(model.fit(pairs, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, atol=1e-4)
+
+
+def test_views_on_the_device_need_images_in_memory(photographs):
+    images = km.load_images(photographs, "pretrain")
+    with pytest.raises(ValueError, match="one size that fit into memory"):
+        km.pretrain_dataset(images, PRESET, 24, 4, augment="device")
+
+
+def test_a_function_of_the_users_own_makes_the_views(photographs):
+    def invert_and_shrink(images):
+        return 1.0 - tf.image.resize(images, (10, 10))
+
+    pairs = km.pretrain_dataset(
+        pictures(), PRESET, batch_size=6, augment=invert_and_shrink
+    )
+    query, key, index = as_numpy(pairs)[0]
+    expected = 1 - tf.image.resize(
+        pictures()[index] / np.float32(255), (10, 10)
+    )
+    np.testing.assert_allclose(query, expected, atol=1e-5)
+    np.testing.assert_array_equal(query, key)
+    files = km.load_images(photographs, "pretrain")
+    pairs = km.pretrain_dataset(
+        files, PRESET, batch_size=6, augment=invert_and_shrink
+    )
+    assert as_numpy(pairs)[0][0].shape == (6, 10, 10, 3)
+
+
+@pytest.mark.slow
+def test_a_keras_cv_augmenter_makes_the_views():
+    import keras_cv
+
+    augmenter = keras_cv.layers.Augmenter(
+        [
+            keras_cv.layers.RandomFlip(),
+            keras_cv.layers.RandomCropAndResize(
+                (16, 16),
+                crop_area_factor=(0.2, 1.0),
+                aspect_ratio_factor=(0.75, 1.33),
+            ),
+        ]
+    )
+    pairs = km.pretrain_dataset(
+        pictures(), PRESET, batch_size=6, augment=augmenter
+    )
+    query, key, _ = as_numpy(pairs)[0]
+    assert query.shape == key.shape == (6, 16, 16, 3)
+    assert np.abs(query - key).max() > 0.01

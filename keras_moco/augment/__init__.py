@@ -13,6 +13,7 @@ from keras_moco.augment.color import (
 from keras_moco.augment.crop import crop
 from keras_moco.augment.random import draw_parameters
 from keras_moco.augment.views import (
+    device_views,
     draw_views,
     recolor,
     recolor_views,
@@ -25,6 +26,7 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "crop",
+    "device_views",
     "draw_parameters",
     "draw_views",
     "gaussian_blur",

@@ -1,5 +1,6 @@
 """Two augmented views of a batch of images, compiled by XLA."""
 
+import functools
 import math
 
 import tensorflow as tf
@@ -112,6 +113,26 @@ def two_views(images, index, epoch, *, seed, image_size, views, loop=True):
         )
 
     return _map(augment, (images, parameters), loop)
+
+
+def device_views(preset, seed):
+    """The `MoCo.make_views` of a preset: whole batches, for an accelerator.
+
+    Args:
+        preset: `Preset` with an image size.
+        seed: Int. Seed of the run.
+
+    Returns:
+        Function of images (batch, height, width, 3), index (batch,) and epoch
+        (scalar), all tensors, that gives what `two_views` gives.
+    """
+    return functools.partial(
+        two_views,
+        seed=seed,
+        image_size=preset.image_size,
+        views=preset.views,
+        loop=False,
+    )
 
 
 @tf.function(jit_compile=True)

@@ -4,10 +4,11 @@ import itertools
 import math
 import os
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco import augment
+from keras_moco.augment import crop, draw_views, recolor_views, two_views
 from keras_moco.data.images import Images
 from keras_moco.data.sources import load_images
 
@@ -16,7 +17,13 @@ WHOLE_IMAGE = 96
 
 
 def pretrain_dataset(
-    images, preset, image_size=None, batch_size=256, seed=0, first_epoch=0
+    images,
+    preset,
+    image_size=None,
+    batch_size=256,
+    seed=0,
+    first_epoch=0,
+    augment=None,
 ):
     """Batches of two views of each image, newly drawn in every epoch.
 
@@ -32,14 +39,22 @@ def pretrain_dataset(
         batch_size: Int in 1..N. The rest of an epoch is dropped.
         seed: Int. Defaults to 0.
         first_epoch: Int. Number of the first pass. Defaults to 0.
+        augment: None for the preset's views. A function or Keras layer of your
+            own, float32 images (batch, height, width, 3) in [0, 1] -> views;
+            called twice a batch (a batch is one image where sizes differ; the
+            views must then all have one size). "device" leaves the views to
+            the model: see `MoCo.make_views`.
 
     Returns:
         `tf.data.Dataset` of (query, key, index): float32 (batch_size,
-        image_size, image_size, 3) in [0, 1] twice, int64 (batch_size,). Its
-        `len` is the number of steps an epoch.
+        image_size, image_size, 3) in [0, 1] twice, int64 (batch_size,). With
+        `augment="device"` of (images, epoch, index): uint8 (batch_size,
+        height, width, 3), int64 (batch_size,) twice. Its `len` is the number
+        of steps an epoch.
 
     Raises:
-        ValueError: A batch larger than the data.
+        ValueError: A batch larger than the data; views on the device of
+            images that are not held in memory.
 
     Example:
         >>> images = load_images("shapes", "pretrain")
@@ -67,50 +82,70 @@ def pretrain_dataset(
     pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
     options = {"seed": seed, "image_size": size, "views": preset.views}
     if images.array is not None:
-        pairs = _views_of_array(pairs, images, options)
+        views = _views_of_array(images, augment, options)
+        pairs = pairs.map(views, num_parallel_calls=_threads())
+    elif augment == "device":
+        raise ValueError(
+            "Views on the device need images of one size that fit into memory. "
+            f"{images.source} has to be decoded file by file: leave them to "
+            "the CPU."
+        )
     else:
-        pairs = _views_of_files(pairs, images, batch_size, options)
+        pairs = _views_of_files(pairs, images, batch_size, augment, options)
     return _steady(pairs)
 
 
-def _views_of_array(pairs, images, options):
-    def views(epoch, index):
-        batch = _take(images, index)
-        query, key = augment.two_views(batch, index, epoch, **options)
-        return query, key, index
+def _views_of_array(images, augment, options):
+    def on_device(epoch, index):
+        return _take(images, index), tf.fill(tf.shape(index), epoch), index
 
-    return pairs.map(views, num_parallel_calls=_threads())
+    def own(epoch, index):
+        return *_twice(augment, _take(images, index)), index
+
+    def preset(epoch, index):
+        return *two_views(_take(images, index), index, epoch, **options), index
+
+    if augment is None:
+        return preset
+    return on_device if augment == "device" else own
 
 
-def _views_of_files(pairs, images, batch_size, options):
+def _views_of_files(pairs, images, batch_size, augment, options):
     size, views, seed = options["image_size"], options["views"], options["seed"]
     # The smallest crop still has as many pixels as the view.
     smallest = min(view.crop_scale[0] for view in views)
     min_side = math.ceil(size / math.sqrt(smallest))
 
+    def own(epoch, index):
+        image = _decode(images, index, min_side)[None]
+        return *(view[0] for view in _twice(augment, image)), index
+
     def crops(epoch, index):
         image = _decode(images, index, min_side)[None]
-        parameters = augment.draw_views(
-            index[None],
-            epoch,
-            tf.shape(image)[1],
-            tf.shape(image)[2],
-            seed=seed,
-            views=views,
+        height, width = tf.shape(image)[1], tf.shape(image)[2]
+        parameters = draw_views(
+            index[None], epoch, height, width, seed=seed, views=views
         )
-        cut = tuple(augment.crop(image, p, size)[0] for p in parameters)
+        cut = tuple(crop(image, p, size)[0] for p in parameters)
         return cut, tf.nest.map_structure(lambda x: x[0], parameters), index
 
     def recolored(cut, parameters, index):
-        query, key = augment.recolor_views(cut, parameters, views=views)
-        return query, key, index
+        return *recolor_views(cut, parameters, views=views), index
 
     pairs = pairs.map(
         lambda epoch, index: (tf.repeat(epoch, batch_size), index)
     ).unbatch()
-    pairs = pairs.map(crops, num_parallel_calls=_threads())
+    pairs = pairs.map(crops if augment is None else own, _threads())
     pairs = pairs.batch(batch_size, drop_remainder=True)
-    return pairs.map(recolored, num_parallel_calls=_threads())
+    return pairs if augment else pairs.map(recolored, _threads())
+
+
+def _twice(augment, images):
+    """Two views by a function or layer of the user's own."""
+    images = tf.cast(images, tf.float32) / 255.0
+    if isinstance(augment, keras.layers.Layer):
+        return [augment(images, training=True) for _ in range(2)]
+    return [augment(images) for _ in range(2)]
 
 
 def labeled_dataset(
@@ -229,5 +264,5 @@ def _centre(images, size):
         "flip": tf.zeros((count,), tf.bool),
     }
     return tf.ensure_shape(
-        augment.crop(images, parameters, size), (None, size, size, 3)
+        crop(images, parameters, size), (None, size, size, 3)
     )

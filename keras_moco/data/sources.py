@@ -7,6 +7,7 @@ import numpy as np
 from keras_moco.data.folder import load_folder
 from keras_moco.data.images import Images
 from keras_moco.data.shapes import CLASS_NAMES, make_shapes
+from keras_moco.data.stl10 import find_stl10, load_stl10
 from keras_moco.data.tfds import is_tfds_name, load_tfds, nearest_names
 
 _SHAPES_COUNTS = {"pretrain": 8000, "train": 8000, "test": 2000}
@@ -37,7 +38,8 @@ def load_images(
             labelled bank) or "test" (its queries). A folder may have them as
             sub-folders; TFDS' own split names are taken too, as
             "train[:1000]". Ignored for an array. Defaults to "train".
-        data_dir: Optional path. TFDS' data folder. Defaults to TFDS' own.
+        data_dir: Optional path. TFDS' data folder, by default its own; for
+            "stl10" also the folder of `stl10_binary.tar.gz`, unpacked or not.
         max_broken: Float in [0, 1]. Share of a folder's files that may be
             broken; they are skipped and named in `.broken`. Defaults to 0.01.
         image_size: Int. Side in pixels, of "shapes" only. Defaults to 32.
@@ -83,6 +85,9 @@ def load_images(
     if os.path.exists(os.path.expanduser(source)):
         return load_folder([source], split, max_broken)
     name = str(source)
+    original = find_stl10(data_dir) if name == "stl10" else None
+    if original:
+        return load_stl10(original, split)
     if is_tfds_name(name):
         return load_tfds(name, split, data_dir)
     near = nearest_names(name)

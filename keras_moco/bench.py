@@ -1,0 +1,113 @@
+"""Where the time of a run goes: data, step, both, momentum update."""
+
+import statistics
+import time
+
+import keras
+import tensorflow as tf
+
+from keras_moco.data.pipeline import pretrain_dataset
+
+
+def bench(images, preset, model=None, *, data=True, steps=20):
+    """Measures a preset's pipeline and train step on this machine.
+
+    Args:
+        images: `Images`.
+        preset: `Preset`; its batch size is used.
+        model: Compiled `MoCo`, or None to measure the data alone.
+        data: Bool. False measures the step alone.
+        steps: Int >= 2. Steps that each measurement takes. Defaults to 20.
+
+    Returns:
+        Dict of floats: `data_images_per_second` (both views of an image),
+        `step_images_per_second` (on views that are there already),
+        `pretrain_images_per_second` (both together), `data_wait` (share of
+        the time of the last that the bare step does not need) and
+        `momentum_update_ms`; what was left out is missing.
+
+    Example:
+        >>> images = load_images("shapes", "pretrain")
+        >>> bench(images, PRESETS["demo"])["data_images_per_second"]
+    """
+    if steps < 2:
+        raise ValueError(f"`steps` must be at least 2. Received: {steps}")
+    batch_size, figures = preset.batch_size, {}
+    pairs = pretrain_dataset(images, preset, None, batch_size).repeat()
+    if data:
+        rate = batch_size / _seconds_per_batch(pairs, steps)
+        figures["data_images_per_second"] = rate
+    if model is None:
+        return figures
+    ready = tf.data.Dataset.from_tensors(next(iter(pairs))).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    step = _seconds_per_step(model, ready.with_options(options), steps)
+    figures["step_images_per_second"] = batch_size / step
+    if data:
+        both = _seconds_per_step(model, pairs, steps)
+        figures["pretrain_images_per_second"] = batch_size / both
+        figures["data_wait"] = max(0.0, 1.0 - step / both)
+    figures["momentum_update_ms"] = 1e3 * _median_seconds(
+        model.update_key_encoder, steps
+    )
+    return figures
+
+
+def bottleneck(figures):
+    """One sentence: what limits a run, and what to change.
+
+    Args:
+        figures: Dict of `bench`.
+    """
+    wait = figures.get("data_wait")
+    if wait is None:
+        return "Measure data and step together to see which one limits."
+    if wait < 0.1:
+        return (
+            "The step limits: a GPU, --precision mixed_bfloat16, a narrower "
+            "encoder or smaller views make it faster."
+        )
+    return (
+        f"The data limit: {100 * wait:.0f} % of the time is spent on them. "
+        "More cores, smaller views, or images of one size (they are kept "
+        "decoded in memory) make them faster."
+    )
+
+
+def _seconds_per_batch(dataset, steps):
+    """Mean over `steps`, once what was prefetched is used up."""
+    iterator = iter(dataset)
+    for _ in range(5):
+        next(iterator)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        next(iterator)
+    return (time.perf_counter() - begin) / steps
+
+
+def _seconds_per_step(model, dataset, steps):
+    """Median over `steps`, after two steps that compile."""
+    clock = _StepClock()
+    model.fit(dataset, steps_per_epoch=steps + 2, callbacks=[clock], verbose=0)
+    spans = [b - a for a, b in zip(clock.times[1:], clock.times[2:])]  # noqa: B905
+    return statistics.median(spans)
+
+
+def _median_seconds(function, repeats):
+    function()
+    spans = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function()
+        spans.append(time.perf_counter() - begin)
+    return statistics.median(spans)
+
+
+class _StepClock(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.times = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.times.append(time.perf_counter())

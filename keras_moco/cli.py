@@ -274,7 +274,7 @@ def bench(
 ):
     """Measure where the time of a run goes, and say what to change."""
     from keras_moco.bench import bench, bottleneck
-    from keras_moco.pretraining import build_model, prepare
+    from keras_moco.build import build_model, prepare
 
     if data_only and step_only:
         raise UserError("--data-only and --step-only leave nothing to measure.")

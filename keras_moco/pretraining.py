@@ -18,22 +18,19 @@ import tensorflow as tf
 import keras_moco
 from keras_moco import terminal
 from keras_moco.augment import device_views
+from keras_moco.build import build_model, prepare
 from keras_moco.callbacks import KNNMonitor
 from keras_moco.data.images import MissingSplit
 from keras_moco.data.pipeline import (
     labeled_dataset,
-    natural_size,
     num_steps,
     pretrain_dataset,
 )
 from keras_moco.data.sources import load_images
-from keras_moco.encoders import RESNETS, resnet
+from keras_moco.encoders import RESNETS
 from keras_moco.evaluate import knn_accuracy
 from keras_moco.export import check_export_folder, export_encoder
-from keras_moco.layers import default_groups
-from keras_moco.moco import MoCo
-from keras_moco.optimizers import build_optimizer
-from keras_moco.presets import Preset, find_preset, parse_setting
+from keras_moco.presets import Preset
 from keras_moco.run import RunFolder, RunLog
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -201,6 +198,9 @@ def pretrain(
             f"{run.path}; the same command goes on from there."
         )
         raise
+    except tf.errors.OpError:
+        images.check()  # The cause, in one line, if broken files are.
+        raise
     rows = run.metrics()
     result = {
         "knn_top1": rows[-1].get("knn_top1"),
@@ -224,60 +224,6 @@ def pretrain(
         say(terminal.broken_line(images.broken))
     say(terminal.result_lines(result))
     return result
-
-
-def prepare(
-    dataset="shapes",
-    preset=None,
-    settings=(),
-    *,
-    data_dir=None,
-    max_broken=0.01,
-    **changes,
-):
-    """Loads the images and fills in every field of the preset.
-
-    Args:
-        dataset: As for `pretrain`.
-        preset: As for `pretrain`.
-        settings: As for `pretrain`.
-        data_dir: As for `pretrain`.
-        max_broken: As for `pretrain`.
-        **changes: Fields of the preset; None leaves a field as it is.
-
-    Returns:
-        Tuple of the preset's name, the `Preset`, the `Images` and the keyword
-        arguments that `load_images` took.
-
-    Example:
-        >>> name, preset, images, _ = prepare("photos/", batch_size=64)
-    """
-    preset_name, preset = find_preset(preset, dataset)
-    fields = dict(parse_setting(text) for text in settings)
-    fields |= {k: value for k, value in changes.items() if value is not None}
-    preset = preset.replace(**fields)
-    source = {
-        "data_dir": data_dir,
-        "max_broken": max_broken,
-        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
-    }
-    images = load_images(dataset, "pretrain", **source)
-    masked = preset.mask_same_image
-    if masked is None:
-        masked = preset.queue_size > len(images) / 10
-    preset = preset.replace(
-        image_size=preset.image_size or natural_size(images),
-        mask_same_image=masked,
-        batch_norm_groups=preset.batch_norm_groups
-        or default_groups(preset.batch_size),
-    )
-    if preset.batch_size % preset.batch_norm_groups:
-        raise ValueError(
-            "`batch_norm_groups` must divide the batch. Received: "
-            f"batch_norm_groups={preset.batch_norm_groups}, "
-            f"batch_size={preset.batch_size}"
-        )
-    return preset_name, preset, images, source
 
 
 def export_run(run_dir, folder):
@@ -321,23 +267,6 @@ def export_run(run_dir, folder):
     if not run.restore(model):
         raise ValueError(f"No epoch of the run in {path} is finished yet.")
     return export_encoder(model.encoder, folder, {"settings": settings})
-
-
-def build_model(preset, encoder, total_steps, precision):
-    """The compiled `MoCo` of a preset, around its encoder or a given one."""
-    with _dtype_policy(precision):
-        if not isinstance(encoder, keras.Model):
-            encoder = resnet(
-                preset.encoder,
-                preset.image_size,
-                preset.width,
-                preset.mean,
-                preset.std,
-            )
-        model = MoCo.from_preset(preset, encoder, total_steps)
-        optimizer = build_optimizer(preset, preset.batch_size, total_steps)
-        model.compile(optimizer)
-    return model
 
 
 def _check_options(precision, augment, seed, knn_every, steps_per_epoch):
@@ -388,16 +317,6 @@ def _knn_data(dataset, images, preset, source, say):
         reason = str(error)
     say(terminal.wrap(f"No kNN accuracy beside the training: {reason}"))
     return ()
-
-
-@contextlib.contextmanager
-def _dtype_policy(name):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def _origin():

@@ -33,6 +33,11 @@ def plan_lines(images, preset_name, preset, model, steps):
         f"momentum {preset.momentum:g}; chance loss "
         f"{math.log(negatives + 1):.2f}",
     ]
+    if images.array is None:
+        lines.append("Images are decoded file by file, at every step")
+    else:
+        megabytes = images.array.nbytes / 1e6
+        lines.append(f"Images are held in memory, decoded: {megabytes:.0f} MB")
     groups = preset.batch_norm_groups
     if groups > 1:
         lines.append(

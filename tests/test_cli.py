@@ -37,7 +37,7 @@ def keras_moco(*arguments, **options):
 def assert_refused(result, *words):
     """One line on standard error, exit code 2, no traceback."""
     assert result.exit_code == 2, result.output
-    lines = result.output.strip().splitlines()
+    lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.output
     for word in words:
         assert word in lines[0]
@@ -135,6 +135,25 @@ def test_broken_images_are_named_counted_and_refused_beyond_the_share(
     assert "broken.jpg" in result.output
 
 
+def test_images_that_break_off_are_found_while_training(tmp_path):
+    # Of different sizes, so that only headers are read before the first step.
+    draw = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(12):
+        pixels = draw.integers(0, 255, (30 + number, 40, 3)).astype(np.uint8)
+        file = tmp_path / "photos" / f"{number:02}.jpg"
+        Image.fromarray(pixels).save(file)
+        if number in (3, 7):
+            file.write_bytes(file.read_bytes()[:700])
+    options = "--dataset photos --encoder resnet18 --batch-size 4".split()
+    options += ["--epochs", 1, *SMALL[:4], "--set", "queue_size=8"]
+    result = invoke("pretrain", *options, "--run-dir", "strict")
+    assert_refused(result, "of 12 image files are broken", ".jpg")
+    result = invoke("pretrain", *options, "--max-broken", 0.2)
+    assert result.exit_code == 0, result.output
+    assert "2 broken image files left out" in result.output
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -171,3 +190,23 @@ def test_a_full_disk_is_one_line(monkeypatch):
 
     monkeypatch.setattr("keras_moco.run.RunFolder.write", full)
     assert_refused(invoke("pretrain", *SMALL, "--knn-every", 0), "No space")
+
+
+def test_preview_draws_the_views(tmp_path):
+    result = invoke("preview", "--image-size", 16, "--rows", 1, "--pairs", 1)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "views.png").read_bytes()[:4] == b"\x89PNG"
+    assert_refused(invoke("preview", "--rows", 0), "rows=0")
+
+
+def test_bench_prints_and_writes_its_figures(tmp_path):
+    options = [*SMALL[:6], "--steps", 2, "--json", "bench.json"]
+    result = invoke("bench", "--data-only", *options)
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "bench.json").read_text())
+    assert figures["data_images_per_second"] > 0
+    assert figures["settings"]["batch_size"] == 64
+    assert "data_images_per_second" in result.output
+    nothing = invoke("bench", "--data-only", "--step-only")
+    assert_refused(nothing, "nothing to measure")
+    assert_refused(invoke("bench", "--threads", 0), "--threads must be")

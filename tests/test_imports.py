@@ -24,9 +24,10 @@ LADDER = [
     "callbacks",
     "moco",
     "export",
+    "build",
+    "bench",
     "terminal",
     "run",
-    "bench",
     "pretraining",
     "cli",
 ]

@@ -100,6 +100,9 @@ class Images:
         del min_side
         return self.array[index]
 
+    def check(self):
+        """Raises a ValueError if too many images were found broken."""
+
 
 class EncodedImages(Images):
     """Images that are files or encoded bytes, decoded on demand.
@@ -136,6 +139,9 @@ class EncodedImages(Images):
     def __len__(self):
         return len(self._items)
 
+    def check(self):
+        check_broken(self.broken, self._num_found, self.max_broken)
+
     def decode(self, index, min_side=None):  # noqa: D102 (inherited)
         for step in range(len(self)):
             candidate = (index + step) % len(self)
@@ -148,7 +154,7 @@ class EncodedImages(Images):
                 if candidate not in self._broken_indices:
                     self._broken_indices.add(candidate)
                     self.broken.append(self.name(candidate))
-            check_broken(self.broken, self._num_found, self.max_broken)
+            self.check()
         raise ValueError(f"None of the {len(self)} images can be decoded.")
 
 

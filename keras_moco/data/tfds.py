@@ -47,7 +47,13 @@ def load_tfds(name, split="train", data_dir=None):
     import tensorflow_datasets as tfds
 
     with _quiet(tfds):
-        builder = _prepare(tfds, name, data_dir)
+        builder = _builder(tfds, name, data_dir)
+        prepared = builder.is_prepared()
+    if not prepared:
+        size = builder.info.download_size
+        print(f"TFDS downloads and prepares {name} ({size}), this once.")
+    with _quiet(tfds):
+        _prepare(tfds, builder, data_dir)
         return _read(tfds, builder, name, split)
 
 
@@ -136,26 +142,28 @@ def _quiet(tfds):
             logger.setLevel(level)
 
 
-def _prepare(tfds, name, data_dir):
-    where = f"--data-dir {data_dir}" if data_dir else "TFDS' own folder"
+def _builder(tfds, name, data_dir):
     try:
-        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+        return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except Exception as error:  # ValueError, TypeError, AssertionError, ...
         raise ValueError(
             f"TFDS does not accept the name {name!r}: {_first_line(error)}"
         ) from error
+
+
+def _prepare(tfds, builder, data_dir):
+    where = f"--data-dir {data_dir}" if data_dir else "TFDS' own folder"
     try:
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(try_download_gcs=False)
         )
     except Exception as error:  # network, disk, checksum, manual download
         raise ValueError(
-            f"TFDS could not download or prepare {name} ({_first_line(error)})."
-            f" Looked in {where}. Check the network, or prepare it where there "
+            f"TFDS could not download or prepare {builder.name} "
+            f"({_first_line(error)}). Looked in {where}. Check the network, or prepare it where there "
             "is one and copy it: --data-dir FOLDER, where FOLDER holds "
             f"{builder.name}/, or the downloaded files in downloads/manual/"
         ) from error
-    return builder
 
 
 def _first_line(error):

@@ -1,0 +1,94 @@
+"""From the names a user gives to images, a full preset and a model."""
+
+import contextlib
+
+import keras
+
+from keras_moco.data.pipeline import natural_size
+from keras_moco.data.sources import load_images
+from keras_moco.encoders import resnet
+from keras_moco.layers import default_groups
+from keras_moco.moco import MoCo
+from keras_moco.optimizers import build_optimizer
+from keras_moco.presets import find_preset, parse_setting
+
+
+def prepare(
+    dataset="shapes",
+    preset=None,
+    settings=(),
+    *,
+    data_dir=None,
+    max_broken=0.01,
+    **changes,
+):
+    """Loads the images and fills in every field of the preset.
+
+    Args:
+        dataset: As for `pretrain`.
+        preset: As for `pretrain`.
+        settings: As for `pretrain`.
+        data_dir: As for `pretrain`.
+        max_broken: As for `pretrain`.
+        **changes: Fields of the preset; None leaves a field as it is.
+
+    Returns:
+        Tuple of the preset's name, the `Preset`, the `Images` and the keyword
+        arguments that `load_images` took.
+
+    Example:
+        >>> name, preset, images, _ = prepare("photos/", batch_size=64)
+    """
+    preset_name, preset = find_preset(preset, dataset)
+    fields = dict(parse_setting(text) for text in settings)
+    fields |= {k: value for k, value in changes.items() if value is not None}
+    preset = preset.replace(**fields)
+    source = {
+        "data_dir": data_dir,
+        "max_broken": max_broken,
+        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
+    }
+    images = load_images(dataset, "pretrain", **source)
+    masked = preset.mask_same_image
+    if masked is None:
+        masked = preset.queue_size > len(images) / 10
+    preset = preset.replace(
+        image_size=preset.image_size or natural_size(images),
+        mask_same_image=masked,
+        batch_norm_groups=preset.batch_norm_groups
+        or default_groups(preset.batch_size),
+    )
+    if preset.batch_size % preset.batch_norm_groups:
+        raise ValueError(
+            "`batch_norm_groups` must divide the batch. Received: "
+            f"batch_norm_groups={preset.batch_norm_groups}, "
+            f"batch_size={preset.batch_size}"
+        )
+    return preset_name, preset, images, source
+
+
+def build_model(preset, encoder, total_steps, precision):
+    """The compiled `MoCo` of a preset, around its encoder or a given one."""
+    with _dtype_policy(precision):
+        if not isinstance(encoder, keras.Model):
+            encoder = resnet(
+                preset.encoder,
+                preset.image_size,
+                preset.width,
+                preset.mean,
+                preset.std,
+            )
+        model = MoCo.from_preset(preset, encoder, total_steps)
+        optimizer = build_optimizer(preset, preset.batch_size, total_steps)
+        model.compile(optimizer)
+    return model
+
+
+@contextlib.contextmanager
+def _dtype_policy(name):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

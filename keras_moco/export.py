@@ -9,6 +9,15 @@ import keras
 
 from keras_moco.layers import plain_float32
 
+EXPORTED = {
+    "saved_model.pb",
+    "fingerprint.pb",
+    "variables",
+    "assets",
+    "encoder.keras",
+    "card.json",
+}
+
 
 def export_encoder(encoder, folder, card=None):
     """Writes an encoder as a SavedModel with its `.keras` copy beside it.
@@ -65,12 +74,12 @@ def check_export_folder(folder):
     folder = pathlib.Path(folder)
     if folder.is_file():
         raise ValueError(f"The export needs a folder; {folder} is a file.")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / "card.json").is_file():
-            raise ValueError(
-                f"{folder} holds files that are no exported encoder; they are "
-                "left alone. Export to another folder."
-            )
+    there = {path.name for path in folder.iterdir()} if folder.exists() else ()
+    if there and ("card.json" not in there or not there <= EXPORTED):
+        raise ValueError(
+            f"{folder} holds files that are no exported encoder; they are "
+            "left alone. Export to another folder."
+        )
 
 
 def load_encoder(folder):

@@ -212,7 +212,7 @@ PRESETS = {
         base_learning_rate=0.12,
         weight_decay=5e-4,
         # Without it the encoder collapses before the queue holds real keys.
-        warmup_epochs=0.5,
+        warmup_epochs=0.4,
         jitter=(0.4, 0.4, 0.4, 0.4),
         blur=(0.0, 0.0),
         mean=(0.5, 0.5, 0.5),
@@ -220,7 +220,7 @@ PRESETS = {
         encoder="resnet18",
         width=16,
         batch_size=128,
-        epochs=5,
+        epochs=4,
     ),
     "cifar10": Preset(
         summary="CIFAR-10, the authors' demo: kNN 82.6 / 86.3 / 88.7 % after "

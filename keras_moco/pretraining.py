@@ -134,13 +134,12 @@ def pretrain(
             f"{preset.batch_size} in the data. Received: {steps_per_epoch}"
         )
     run = _open_run(run_dir, images.source, preset_name, settings)
-    export_to = pathlib.Path(export_to or f"saved_models/{run.path.name}")
+    export_to = _export_folder(export_to, run)
     result = run.read("result.json")
     if result:
         say(f"The run in {run.path} is finished already; this is its result.")
         say(terminal.result_lines(result))
         return result
-    check_export_folder(export_to)
     knn_data = (
         _knn_data(dataset, images, preset, source, say) if knn_every else ()
     )
@@ -300,6 +299,26 @@ def _open_run(run_dir, source, preset_name, settings):
             return RunFolder(path, settings)
         with contextlib.suppress(ValueError):
             return RunFolder(path, settings)
+
+
+def _export_folder(export_to, run):
+    """The folder asked for, or the first of the run's name that is free."""
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
+        folder = pathlib.Path(
+            export_to or f"saved_models/{run.path.name}{suffix}"
+        )
+        card = folder / "card.json"
+        if not card.is_file():
+            check_export_folder(folder)
+            return folder
+        if json.loads(card.read_text()).get("settings") == run.settings:
+            return folder
+        if export_to:
+            raise ValueError(
+                f"{folder} holds the encoder of another run. Give another "
+                "folder with --export-to."
+            )
 
 
 def _knn_data(dataset, images, preset, source, say):

@@ -82,6 +82,9 @@ def test_an_earlier_export_is_replaced_and_other_files_are_not(tmp_path):
     km.export_encoder(encoder, tmp_path / "out", {"run": 2})
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["run"] == 2
+    (tmp_path / "out" / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match="left alone"):
+        km.export_encoder(encoder, tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ValueError, match="left alone"):

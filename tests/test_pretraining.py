@@ -94,6 +94,15 @@ def test_other_settings_get_a_folder_of_their_own(tmp_path, small_shapes):
         km.pretrain(**{**SMALL, "epochs": 1}, run_dir="runs/shapes-demo")
 
 
+def test_the_export_of_another_run_is_left_alone(tmp_path, small_shapes):
+    first = km.pretrain(**SMALL)
+    other = {**SMALL, "epochs": 1, "run_dir": "elsewhere/shapes-demo"}
+    second = km.pretrain(**other)
+    assert second["export"] == first["export"] + "-2"
+    with pytest.raises(ValueError, match="encoder of another run"):
+        km.pretrain(**{**SMALL, "seed": 1}, export_to=first["export"])
+
+
 def test_an_interrupted_run_goes_on(small_shapes, monkeypatch, capsys):
     whole = km.pretrain(run_dir="whole", **{**SMALL, "epochs": 3})
     step = km.MoCo.update_key_encoder

@@ -160,7 +160,8 @@ def _prepare(tfds, builder, data_dir):
     except Exception as error:  # network, disk, checksum, manual download
         raise ValueError(
             f"TFDS could not download or prepare {builder.name} "
-            f"({_first_line(error)}). Looked in {where}. Check the network, or prepare it where there "
+            f"({_first_line(error)}). Looked in {where}. Check the network, "
+            "or prepare it where there "
             "is one and copy it: --data-dir FOLDER, where FOLDER holds "
             f"{builder.name}/, or the downloaded files in downloads/manual/"
         ) from error

@@ -98,7 +98,7 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(encoder, "save", full)
+    monkeypatch.setattr("keras.Model.save", full)
     with pytest.raises(OSError, match="No space"):
         km.export_encoder(encoder, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

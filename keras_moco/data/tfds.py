@@ -51,7 +51,8 @@ def load_tfds(name, split="train", data_dir=None):
         prepared = builder.is_prepared()
     if not prepared:
         size = builder.info.download_size
-        print(f"TFDS downloads and prepares {name} ({size}), this once.")
+        what = f"{name} ({size})" if size else name
+        print(f"TFDS downloads and prepares {what}, this once.")
     with _quiet(tfds):
         _prepare(tfds, builder, data_dir)
         return _read(tfds, builder, name, split)

@@ -315,13 +315,16 @@ def presets(name):
 
 def use_cores(count):
     """Keeps this process on some of its cores; before TensorFlow's threads."""
-    cores = sorted(os.sched_getaffinity(0))
+    import psutil
+
+    process = psutil.Process()
+    cores = process.cpu_affinity()
     if not 1 <= count <= len(cores):
         raise UserError(
             f"--threads must be between 1 and {len(cores)}, the cores there "
             f"are. Received: {count}"
         )
-    os.sched_setaffinity(0, cores[:count])
+    process.cpu_affinity(cores[:count])
 
 
 def one_or_many(dataset):

@@ -1,5 +1,7 @@
 """How good an encoder's features are: nearest neighbours."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -99,10 +101,16 @@ def embed(encoder, dataset):
         if encoder is None:
             batch = images.numpy().reshape(len(images), -1)
         else:
-            batch = encoder.predict_on_batch(images)
+            batch = _compiled(encoder)(images)
         features.append(np.asarray(batch, np.float32))
         labels.append(batch_labels.numpy())
     return np.concatenate(features), np.concatenate(labels)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(encoder):
+    # Not `predict`: under a strategy it repeats the batch on every replica.
+    return tf.function(lambda images: encoder(images, training=False))
 
 
 def _unit_rows(array):

@@ -11,6 +11,12 @@ from keras_moco.losses import contrast_top1, feature_std, info_nce
 from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
 
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "keras_moco needs Keras' TensorFlow backend. Set KERAS_BACKEND="
+        f"tensorflow before keras is imported. It is: {keras.backend.backend()}"
+    )
+
 
 @keras.saving.register_keras_serializable(package="keras_moco")
 class MoCo(keras.Model):

@@ -6,13 +6,13 @@ import itertools
 import json
 import pathlib
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
 
 import keras
+import psutil
 import tensorflow as tf
 
 import keras_moco
@@ -340,12 +340,11 @@ def _knn_data(dataset, images, preset, source, say):
 
 def _origin():
     """Where a result came from: versions, machine, revision of the user's."""
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    revision = None
+    with contextlib.suppress(OSError):  # There may be no git.
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        revision = done.stdout.strip() or None
     return {
         "versions": {
             "keras_moco": keras_moco.__version__,
@@ -354,10 +353,14 @@ def _origin():
             "python": platform.python_version(),
         },
         "devices": [d.device_type for d in tf.config.list_physical_devices()],
-        "git_revision": git.stdout.strip() or None,
+        "git_revision": revision,
     }
 
 
 def _peak_memory_mb():
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**20
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)

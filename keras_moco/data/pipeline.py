@@ -2,10 +2,9 @@
 
 import itertools
 import math
-import os
 
-import keras
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from keras_moco.augment import crop, draw_views, recolor_views, two_views
@@ -143,8 +142,6 @@ def _views_of_files(pairs, images, batch_size, augment, options):
 def _twice(augment, images):
     """Two views by a function or layer of the user's own."""
     images = tf.cast(images, tf.float32) / 255.0
-    if isinstance(augment, keras.layers.Layer):
-        return [augment(images, training=True) for _ in range(2)]
     return [augment(images) for _ in range(2)]
 
 
@@ -220,9 +217,10 @@ def natural_size(images):
 
 def _threads():
     """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # Not on macOS.
+        return len(process.cpu_affinity())
+    return psutil.cpu_count()
 
 
 def _steady(dataset):

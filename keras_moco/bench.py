@@ -58,11 +58,9 @@ def bottleneck(figures):
     """One sentence: what limits a run, and what to change.
 
     Args:
-        figures: Dict of `bench`.
+        figures: Dict of `bench`, of data and step together.
     """
-    wait = figures.get("data_wait")
-    if wait is None:
-        return "Measure data and step together to see which one limits."
+    wait = figures["data_wait"]
     if wait < 0.1:
         return (
             "The step limits: a GPU, --precision mixed_bfloat16, a narrower "

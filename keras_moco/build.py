@@ -6,7 +6,7 @@ import keras
 
 from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
-from keras_moco.encoders import resnet
+from keras_moco.encoders import find_resnet, resnet
 from keras_moco.layers import default_groups
 from keras_moco.moco import MoCo
 from keras_moco.optimizers import build_optimizer
@@ -43,6 +43,7 @@ def prepare(
     fields = dict(parse_setting(text) for text in settings)
     fields |= {k: value for k, value in changes.items() if value is not None}
     preset = preset.replace(**fields)
+    find_resnet(preset.encoder)
     source = {
         "data_dir": data_dir,
         "max_broken": max_broken,

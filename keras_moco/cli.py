@@ -40,6 +40,7 @@ def command(function):
                 tf.config.list_physical_devices()  # Says what it lacks.
             function(**options)
         except KeyboardInterrupt:
+            click.echo("Stopped.", err=True)
             sys.exit(130)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) or raised_here(error):
@@ -107,7 +108,11 @@ def recipe_options(function):
                 help="Change a field of the preset, such as queue_size=4096. "
                 "Repeatable.",
             ),
-            click.option("--encoder", help="resnet18, resnet34 or resnet50."),
+            click.option(
+                "--encoder",
+                help="resnet18, resnet34 or resnet50. Default: "
+                "the preset's, as for the options below.",
+            ),
             click.option(
                 "--width", type=int, help="Channels of the first stage."
             ),
@@ -204,7 +209,9 @@ def export(run_dir, folder):
     help="An exported encoder, or a .keras file.",
 )
 @dataset_option
-@click.option("--image-size", type=int, help="Side in pixels.")
+@click.option(
+    "--image-size", type=int, help="Side in pixels. Default: as trained."
+)
 @data_dir_option
 @click.option("--k", type=int, default=200, show_default=True)
 @click.option("--temperature", type=float, default=0.1, show_default=True)
@@ -212,7 +219,10 @@ def export(run_dir, folder):
 def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
+    from keras_moco.export import read_card
 
+    if image_size is None:
+        image_size = read_card(encoder).get("settings", {}).get("image_size")
     dataset = one_or_many(dataset)
     model = km.load_encoder(encoder)
     bank, test = (
@@ -227,7 +237,7 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
     click.echo(
         f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
-        f"T {temperature:g})"
+        f"T {temperature:g}{f', {image_size} px' if image_size else ''})"
     )
     if json_file:
         pathlib.Path(json_file).write_text(
@@ -285,7 +295,8 @@ def bench(
     figures = bench(images, preset, model, data=not step_only, steps=steps)
     for figure, value in figures.items():
         click.echo(f"{figure:27} {value:.4g}")
-    click.echo(bottleneck(figures))
+    if "data_wait" in figures:
+        click.echo(wrap(bottleneck(figures)))
     if json_file:
         settings = {"preset": name, "precision": precision, "steps": steps}
         settings |= dataclasses.asdict(preset)

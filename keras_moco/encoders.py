@@ -48,11 +48,7 @@ def resnet(
     Reference:
         He et al. 2015, arXiv:1512.03385.
     """
-    if name not in RESNETS:
-        raise ValueError(
-            f"`name` must be one of {', '.join(RESNETS)}. Received: {name!r}"
-        )
-    blocks, bottleneck = RESNETS[name]
+    blocks, bottleneck = find_resnet(name)
     images = keras.Input((None, None, 3), name="images")
     x = keras.layers.Normalization(
         mean=mean, variance=[s * s for s in std], name="normalize"
@@ -73,6 +69,15 @@ def resnet(
             x = block(x, width * 2**stage, stride, f"stage{stage}_{number}")
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     return keras.Model(images, x, name=name)
+
+
+def find_resnet(name):
+    """Returns the blocks per stage and whether they are bottlenecks."""
+    if name not in RESNETS:
+        raise ValueError(
+            f"`encoder` must be one of {', '.join(RESNETS)}. Received: {name!r}"
+        )
+    return RESNETS[name]
 
 
 def _basic(x, width, stride, name):

@@ -82,6 +82,12 @@ def check_export_folder(folder):
         )
 
 
+def read_card(folder):
+    """The `card.json` of an export folder; {} where there is none."""
+    card = pathlib.Path(folder) / "card.json"
+    return json.loads(card.read_text()) if card.is_file() else {}
+
+
 def load_encoder(folder):
     """Loads an exported encoder as a trainable `keras.Model`.
 

@@ -87,7 +87,7 @@ class MoCo(keras.Model):
     ):
         super().__init__(**kwargs)
         _check_arguments(queue_size, temperature, momentum)
-        feature_dim(encoder)
+        _check_projector(projector, feature_dim(encoder))
         self.encoder = encoder
         self.projector = projector
         self.predictor = predictor
@@ -220,6 +220,12 @@ class MoCo(keras.Model):
             raise ValueError(
                 "A batch must be (query, key) or (query, key, index): two "
                 "views of each image, and its number if wanted."
+            )
+        if not query.dtype.is_floating:
+            raise ValueError(
+                "Views must be float images in [0, 1]. Received: "
+                f"{query.dtype.name}. Divide by 255, or make them with "
+                "`pretrain_dataset`."
             )
         if self.mask_same_image and index is None:
             raise ValueError(
@@ -459,6 +465,15 @@ class MoCo(keras.Model):
             for name in ("encoder", "projector", "predictor", "momentum")
         }
         return cls(**{**config, **parts})
+
+
+def _check_projector(projector, features):
+    shape = getattr(projector, "input_shape", None)
+    if shape is not None and shape[-1] != features:
+        raise ValueError(
+            f"`projector` takes {shape[-1]} features, but `encoder` gives "
+            f"{features}: projection_head({features})"
+        )
 
 
 def _check_arguments(queue_size, temperature, momentum):

@@ -149,6 +149,7 @@ def pretrain(
     total_steps = steps * preset.epochs
     model = build_model(preset, encoder, total_steps, precision)
     encoder = model.encoder
+    broken_before = len(images.broken)
     say(terminal.plan_lines(images, preset_name, preset, model, steps))
 
     before = dict(run.read("run.json"))
@@ -219,7 +220,7 @@ def pretrain(
     }
     export_encoder(encoder, export_to, card={"settings": settings, **result})
     run.write("result.json", result)
-    if images.broken:
+    if len(images.broken) > broken_before:
         say(terminal.broken_line(images.broken))
     say(terminal.result_lines(result))
     return result
@@ -263,9 +264,12 @@ def export_run(run_dir, folder):
             "rebuild it in Python and load the checkpoint into its MoCo."
         )
     model = build_model(preset, None, 1, settings["precision"])
-    if not run.restore(model):
+    steps = run.restore(model)
+    if not steps:
         raise ValueError(f"No epoch of the run in {path} is finished yet.")
-    return export_encoder(model.encoder, folder, {"settings": settings})
+    card = {"settings": settings, "run": str(path), "steps": steps}
+    folder = _export_folder(folder, run)
+    return export_encoder(model.encoder, folder, card)
 
 
 def _check_options(precision, augment, seed, knn_every, steps_per_epoch):
@@ -323,8 +327,7 @@ def _export_folder(export_to, run):
 
 def _knn_data(dataset, images, preset, source, say):
     """The labelled bank and test set, or () with a line that says why not."""
-    reason = "the data has no labels."
-    try:
+    with contextlib.suppress(MissingSplit):
         test = load_images(dataset, "test", **source)
         bank = images
         if images.labels is None:
@@ -332,9 +335,12 @@ def _knn_data(dataset, images, preset, source, say):
         if bank.labels is not None and test.labels is not None:
             size = preset.image_size
             return [labeled_dataset(i, image_size=size) for i in (bank, test)]
-    except MissingSplit as error:
-        reason = str(error)
-    say(terminal.wrap(f"No kNN accuracy beside the training: {reason}"))
+    say(
+        terminal.wrap(
+            "No kNN accuracy beside the training: that takes labels, as train/ "
+            "and test/ with a folder a class in them."
+        )
+    )
     return ()
 
 

@@ -1,6 +1,9 @@
 """What a recipe does to images, as a picture."""
 
+import pathlib
+
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from keras_moco import augment
@@ -26,7 +29,7 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
         seed: Int. Of the images shown and of the views. Defaults to 0.
 
     Raises:
-        ValueError: `rows` or `pairs` below 1.
+        ValueError: `rows` or `pairs` below 1, or a file of another kind.
 
     Example:
         >>> preview(load_images("photos/"), PRESETS["moco_v2"], "views.png")
@@ -35,6 +38,13 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
         raise ValueError(
             "`rows` and `pairs` must be at least 1. "
             f"Received: rows={rows}, pairs={pairs}"
+        )
+    path = pathlib.Path(path)
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:] not in known:
+        raise ValueError(
+            f"A picture ends in one of {', '.join(sorted(known))}. "
+            f"Received: {path}"
         )
     size = preset.image_size or natural_size(images)
     chosen = np.random.default_rng(seed).permutation(len(images))[:rows]
@@ -57,6 +67,7 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
     for axis, title in zip(grid[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
     figure.tight_layout(pad=0.4)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 

@@ -26,7 +26,7 @@ def plan_lines(images, preset_name, preset, model, steps):
         f"{images.source}: {len(images):,} images{size}; preset {preset_name}",
         f"{encoder.name}: {encoder.count_params():,} parameters, "
         f"{encoder.output_shape[-1]} features; views of {preset.image_size} px",
-        f"{preset.epochs} epochs of {steps} steps of {preset.batch_size}; "
+        f"Epochs: {preset.epochs}, of {steps} steps of {preset.batch_size}; "
         f"learning rate {base:g} x {preset.batch_size} / 256 = "
         f"{base * preset.batch_size / 256:g}",
         f"{negatives:,} negatives, temperature {preset.temperature:g}, "
@@ -59,7 +59,15 @@ def plan_lines(images, preset_name, preset, model, steps):
             "--set optimizer=lars."
         )
     to_fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
-    if to_fill > 1:
+    total = steps * preset.epochs
+    if to_fill > total:
+        lines.append(
+            f"The queue will not fill: that takes {math.ceil(to_fill):,} "
+            f"steps, and there are {total:,}. Until then the loss looks better "
+            "than it is. Take a smaller one: --set queue_size="
+            f"{max(64, 2 ** int(math.log2(max(len(images) / 4, 1))))}"
+        )
+    elif to_fill > 1:
         lines.append(
             "The loss rises until the queue holds real keys, for about "
             f"{math.ceil(to_fill):,} steps: that is expected."

@@ -75,13 +75,16 @@ def test_pretrain_knn_and_export_from_the_shell(tmp_path):
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     result = json.loads((tmp_path / "runs/shapes-demo/result.json").read_text())
     next_command = done.stdout.split("keras-moco ")[-1].split()
-    done = keras_moco(*next_command, "--image-size", 16, "--json", "knn.json")
+    done = keras_moco(*next_command, "--json", "knn.json")
     assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "knn.json").read_text())["knn_top1"]
     assert measured == pytest.approx(result["knn_top1"], abs=0.002)
     done = keras_moco("export", "runs/shapes-demo", "--to", "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "saved_model.pb").is_file()
+    assert (
+        json.loads((tmp_path / "out" / "card.json").read_text())["steps"] == 4
+    )
 
 
 def test_interrupt_leaves_a_run_that_goes_on(tmp_path):

@@ -421,6 +421,21 @@ def test_a_batch_must_be_a_pair(build_golden, golden_pairs, golden_sgd):
         model.fit(golden_pairs.map(lambda query, key: query), verbose=0)
 
 
+def test_head_must_take_what_the_encoder_gives(tiny_encoder):
+    with pytest.raises(ValueError, match="takes 7 features.*gives 4"):
+        km.MoCo(tiny_encoder(), km.projection_head(7, 4), queue_size=16)
+
+
+def test_bytes_are_no_views(tiny_encoder, random_pairs):
+    model = tiny_moco(tiny_encoder())
+    model.compile(km.SGD(0.01))
+    as_bytes = random_pairs().map(
+        lambda *pair: tuple(tf.cast(255 * x, tf.uint8) for x in pair)
+    )
+    with pytest.raises(ValueError, match="Views must be float.*uint8"):
+        model.fit(as_bytes, verbose=0)
+
+
 def test_mixed_float16_keeps_queue_and_loss_in_float32(random_pairs):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")

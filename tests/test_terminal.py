@@ -58,3 +58,9 @@ def test_the_plan_says_rate_chance_and_what_to_expect(tiny_encoder):
 def test_large_batches_with_sgd_are_questioned(tiny_encoder):
     assert "lars" in plan(tiny_encoder, batch_size=2048)
     assert "lars" not in plan(tiny_encoder, batch_size=512)
+
+
+def test_a_queue_that_cannot_fill_is_said(tiny_encoder):
+    text = " ".join(plan(tiny_encoder, batch_size=1, epochs=2).split())
+    assert "will not fill: that takes 16 steps, and there are 10" in text
+    assert "--set queue_size=64" in text

@@ -84,6 +84,9 @@ class Images:
     def __len__(self):
         return len(self.array)
 
+    def __repr__(self):
+        return f"<{type(self).__name__}: {len(self)} of {self.source}>"
+
     def name(self, index):
         """File name of image `index`, or `source[index]`."""
         return self._names[index] if self._names else f"{self.source}[{index}]"

@@ -205,7 +205,8 @@ def num_steps(images, batch_size):
     if not 1 <= batch_size <= len(images):
         raise ValueError(
             "`batch_size` must be at least 1 and at most the number of images. "
-            f"Received: batch_size={batch_size}, images={len(images)}"
+            f"Received: batch_size={batch_size}, images={len(images)}. Give "
+            "another with --batch-size"
         )
     return len(images) // batch_size
 
@@ -231,6 +232,9 @@ def _steady(dataset):
     """
     options = tf.data.Options()
     options.autotune.enabled = False
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
     return dataset.prefetch(2).with_options(options)
 
 

@@ -4,6 +4,7 @@ Names are imported on first use, so that the command line answers at once.
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,11 @@ def __getattr__(name):
         raise AttributeError(
             f"module 'keras_moco' has no attribute {name!r}"
         ) from None
+
+
+if "keras" in sys.modules:
+    # Registers what saved models hold, for `keras.models.load_model`.
+    from keras_moco import moco, optimizers  # noqa: F401
 
 
 def __dir__():

@@ -40,6 +40,8 @@ def prepare(
         >>> name, preset, images, _ = prepare("photos/", batch_size=64)
     """
     preset_name, preset = find_preset(preset, dataset)
+    if isinstance(settings, str):
+        settings = (settings,)
     fields = dict(parse_setting(text) for text in settings)
     fields |= {k: value for k, value in changes.items() if value is not None}
     preset = preset.replace(**fields)
@@ -79,10 +81,24 @@ def build_model(preset, encoder, total_steps, precision):
                 preset.mean,
                 preset.std,
             )
+        _check_input(encoder, preset.image_size)
         model = MoCo.from_preset(preset, encoder, total_steps)
         optimizer = build_optimizer(preset, preset.batch_size, total_steps)
         model.compile(optimizer)
     return model
+
+
+def _check_input(encoder, size):
+    shape = getattr(encoder, "input_shape", None)
+    views = (size, size, 3)
+    if isinstance(shape, tuple) and any(
+        wanted not in (None, have)
+        for wanted, have in zip(shape[1:], views, strict=False)
+    ):
+        raise ValueError(
+            f"`encoder` takes images of shape {shape[1:]}, but the views are "
+            f"{views}. Give another `image_size`, or another encoder."
+        )
 
 
 @contextlib.contextmanager

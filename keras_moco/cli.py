@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import sys
 import traceback
 
@@ -45,6 +46,12 @@ def command(function):
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) or raised_here(error):
                 raise UserError(" ".join(str(error).split())) from error
+            raise
+        except Exception as error:
+            # TensorFlow wraps what a pipeline raises while it runs.
+            found = re.search("[0-9]+ of [0-9]+ image files .*", str(error))
+            if found:
+                raise UserError(found.group()) from error
             raise
 
     return main.command(name=function.__name__.replace("_", "-"))(run)
@@ -219,20 +226,24 @@ def export(run_dir, folder):
 def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
+    from keras_moco.data.images import match_classes
     from keras_moco.export import read_card
 
     if image_size is None:
         image_size = read_card(encoder).get("settings", {}).get("image_size")
     dataset = one_or_many(dataset)
     model = km.load_encoder(encoder)
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image-size must be >= 1. Received: {image_size}")
     bank, test = (
-        km.labeled_dataset(
-            km.load_images(
-                dataset, split, data_dir=data_dir, image_size=image_size or 32
-            ),
-            image_size=image_size,
+        km.load_images(
+            dataset, split, data_dir=data_dir, image_size=image_size or 32
         )
         for split in ("train", "test")
+    )
+    bank, test = (
+        km.labeled_dataset(images, image_size=image_size)
+        for images in (bank, match_classes(bank, test))
     )
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
     click.echo(

@@ -39,7 +39,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
     """
     if k < 1:
         raise ValueError(f"`k` must be at least 1. Received: {k}")
-    if temperature <= 0:
+    if not temperature > 0:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
     return knn_vote(
         *embed(encoder, bank),

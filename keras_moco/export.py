@@ -1,5 +1,6 @@
 """The encoder as a product: a folder for whatever comes after."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -50,6 +51,7 @@ def export_encoder(encoder, folder, card=None):
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
+        draft.mkdir()
         encoder.export(draft, verbose=False)
         encoder.save(draft / "encoder.keras")
         contract = {
@@ -74,6 +76,7 @@ def check_export_folder(folder):
     folder = pathlib.Path(folder)
     if folder.is_file():
         raise ValueError(f"The export needs a folder; {folder} is a file.")
+    check_writable(folder)
     there = {path.name for path in folder.iterdir()} if folder.exists() else ()
     if there and ("card.json" not in there or not there <= EXPORTED):
         raise ValueError(
@@ -82,10 +85,27 @@ def check_export_folder(folder):
         )
 
 
+def check_writable(folder):
+    """Raises unless a folder can be made or written at that place."""
+    place = pathlib.Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"{folder} cannot be a folder: {place} is a file.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{folder} cannot be written: no permission in {place}. Give "
+            "another folder."
+        )
+
+
 def read_card(folder):
     """The `card.json` of an export folder; {} where there is none."""
     card = pathlib.Path(folder) / "card.json"
-    return json.loads(card.read_text()) if card.is_file() else {}
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(card.read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def load_encoder(folder):
@@ -112,4 +132,9 @@ def load_encoder(folder):
             "encoder.keras in it (as keras-moco export writes) or a .keras "
             "file."
         )
-    return keras.models.load_model(path, compile=False)
+    try:
+        return keras.models.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} cannot be loaded as a Keras model: {error}"
+        ) from error

@@ -411,8 +411,16 @@ class MoCo(keras.Model):
     def fit(self, x=None, *args, callbacks=None, **kwargs):
         """As `keras.Model.fit`; adds `MomentumUpdate` when it is missing."""
         if not isinstance(callbacks, keras.callbacks.CallbackList):
+            if isinstance(callbacks, keras.callbacks.Callback):
+                callbacks = [callbacks]
             callbacks = list(callbacks or [])
-            if not any(isinstance(c, MomentumUpdate) for c in callbacks):
+            updates = sum(isinstance(c, MomentumUpdate) for c in callbacks)
+            if updates > 1:
+                raise ValueError(
+                    "One `MomentumUpdate` a step is the method; "
+                    f"{updates} are among the callbacks."
+                )
+            if not updates:
                 callbacks.insert(0, MomentumUpdate())
         # Keras warns about its own default on every dataset.
         kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
@@ -482,7 +490,7 @@ def _check_arguments(queue_size, temperature, momentum):
             "`queue_size` must be 0 (negatives from the batch) or more. "
             f"Received: {queue_size}"
         )
-    if temperature <= 0:
+    if not temperature > 0:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
     if not callable(momentum) and not 0 <= momentum <= 1:
         raise ValueError(f"`momentum` must be in [0, 1]. Received: {momentum}")

@@ -7,6 +7,7 @@ TensorFlow. A preset is read by `MoCo.from_preset`, `build_optimizer`,
 
 import dataclasses
 import difflib
+import math
 import typing
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -133,6 +134,8 @@ class Preset:
     epochs: int = 200
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            _check(self, field.name, _is_finite, "finite")
         at_least = {
             "queue_size": 0,
             "head_layers": 1,
@@ -189,6 +192,11 @@ class Preset:
             View(blur=blur, solarize=solarize, **common)
             for blur, solarize in zip(self.blur, self.solarize, strict=True)
         )
+
+
+def _is_finite(value):
+    values = value if isinstance(value, tuple) else (value,)
+    return all(math.isfinite(v) for v in values if isinstance(v, float))
 
 
 def _in_unit_interval(value):

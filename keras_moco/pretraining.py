@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import pathlib
 import platform
 import statistics
@@ -20,7 +19,7 @@ from keras_moco import terminal
 from keras_moco.augment import device_views
 from keras_moco.build import build_model, prepare
 from keras_moco.callbacks import KNNMonitor
-from keras_moco.data.images import MissingSplit
+from keras_moco.data.images import MissingSplit, match_classes
 from keras_moco.data.pipeline import (
     labeled_dataset,
     num_steps,
@@ -29,7 +28,7 @@ from keras_moco.data.pipeline import (
 from keras_moco.data.sources import load_images
 from keras_moco.encoders import RESNETS
 from keras_moco.evaluate import knn_accuracy
-from keras_moco.export import check_export_folder, export_encoder
+from keras_moco.export import check_export_folder, export_encoder, read_card
 from keras_moco.presets import Preset
 from keras_moco.run import RunFolder, RunLog
 
@@ -104,6 +103,11 @@ def pretrain(
     """
     say = print if verbose else lambda *_: None
     _check_options(precision, augment, seed, knn_every, steps_per_epoch)
+    if encoder is not None and not isinstance(encoder, (str, keras.Model)):
+        raise ValueError(
+            "`encoder` must be a name or a built keras.Model. Received: "
+            f"{encoder!r}"
+        )
     preset_name, preset, images, source = prepare(
         dataset,
         preset,
@@ -136,7 +140,7 @@ def pretrain(
     run = _open_run(run_dir, images.source, preset_name, settings)
     export_to = _export_folder(export_to, run)
     result = run.read("result.json")
-    if result:
+    if "export" in result:
         say(f"The run in {run.path} is finished already; this is its result.")
         say(terminal.result_lines(result))
         return result
@@ -162,7 +166,7 @@ def pretrain(
             }
         before = {"settings": settings, "baselines": baselines, **_origin()}
         run.write("run.json", before)
-    if before["baselines"]:
+    if before.get("baselines"):
         say(terminal.baseline_line(**before["baselines"]))
     done = run.restore(model) // steps
     run.keep_metrics(done)
@@ -204,7 +208,7 @@ def pretrain(
     rows = run.metrics()
     result = {
         "knn_top1": rows[-1].get("knn_top1"),
-        **before["baselines"],
+        **before.get("baselines", {}),
         "loss": rows[-1]["loss"],
         # The first epoch of a process compiles.
         "images_per_second": statistics.median(
@@ -247,8 +251,8 @@ def export_run(run_dir, folder):
     path = pathlib.Path(run_dir)
     if not (path / "run.json").is_file():
         raise ValueError(f"{path} is no run folder: it holds no run.json.")
-    settings = json.loads((path / "run.json").read_text())["settings"]
-    run = RunFolder(path, settings)
+    run = RunFolder(path, None)
+    settings = run.settings
     fields = {field.name for field in dataclasses.fields(Preset)}
     preset = Preset(
         summary="",
@@ -282,6 +286,8 @@ def _check_options(precision, augment, seed, knn_every, steps_per_epoch):
                 f"`{name}` must be one of {', '.join(known)}. "
                 f"Received: {value!r}"
             )
+    if seed >= 2**32:
+        raise ValueError(f"`seed` must be below 2**32. Received: {seed}")
     for name, value, low in (
         ("seed", seed, 0),
         ("knn_every", knn_every, 0),
@@ -312,11 +318,13 @@ def _export_folder(export_to, run):
         folder = pathlib.Path(
             export_to or f"saved_models/{run.path.name}{suffix}"
         )
-        card = folder / "card.json"
-        if not card.is_file():
-            check_export_folder(folder)
-            return folder
-        if json.loads(card.read_text()).get("settings") == run.settings:
+        check_export_folder(folder)
+        if folder.absolute() == run.path.absolute():
+            raise ValueError(
+                f"{folder} is the run folder: export to another one."
+            )
+        card = read_card(folder)
+        if not card or card.get("settings") == run.settings:
             return folder
         if export_to:
             raise ValueError(
@@ -334,6 +342,7 @@ def _knn_data(dataset, images, preset, source, say):
             bank = load_images(dataset, "train", **source)
         if bank.labels is not None and test.labels is not None:
             size = preset.image_size
+            test = match_classes(bank, test)
             return [labeled_dataset(i, image_size=size) for i in (bank, test)]
     say(
         terminal.wrap(

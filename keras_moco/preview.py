@@ -34,10 +34,10 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
     Example:
         >>> preview(load_images("photos/"), PRESETS["moco_v2"], "views.png")
     """
-    if rows < 1 or pairs < 1:
+    if rows < 1 or pairs < 1 or seed < 0:
         raise ValueError(
-            "`rows` and `pairs` must be at least 1. "
-            f"Received: rows={rows}, pairs={pairs}"
+            "`rows` and `pairs` must be at least 1, `seed` at least 0. "
+            f"Received: rows={rows}, pairs={pairs}, seed={seed}"
         )
     path = pathlib.Path(path)
     known = FigureCanvasAgg.get_supported_filetypes()

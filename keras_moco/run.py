@@ -9,7 +9,6 @@ result.json               at the end
 
 import json
 import math
-import os
 import pathlib
 import time
 
@@ -17,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_moco import terminal
+from keras_moco.export import check_writable
 
 CHECKPOINT = "checkpoint.weights.h5"
 
@@ -26,7 +26,8 @@ class RunFolder:
 
     Args:
         path: Str or path.
-        settings: Dict. Everything that decides the run's result.
+        settings: Dict. Everything that decides the run's result. None takes
+            those of the run that is there.
 
     Raises:
         ValueError: It cannot be written, holds other files, or a run with
@@ -40,6 +41,8 @@ class RunFolder:
         self.path = pathlib.Path(path)
         # What JSON makes of them (tuples are lists), to compare like with like.
         self.settings = json.loads(json.dumps(settings))
+        if settings is None:
+            self.settings = self.read("run.json").get("settings") or {}
         self.check()
 
     def check(self):
@@ -48,14 +51,7 @@ class RunFolder:
             raise ValueError(
                 f"The run folder must be a folder; {self.path} is a file."
             )
-        place = self.path
-        while not place.exists():
-            place = place.parent
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"The run folder {self.path} cannot be written: no permission "
-                f"in {place}. Give another with --run-dir."
-            )
+        check_writable(self.path)
         if not (self.path / "run.json").exists():
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise ValueError(
@@ -72,7 +68,7 @@ class RunFolder:
 
     def differences(self):
         """What the run that is there was set to otherwise, a line each."""
-        there = self.read("run.json").get("settings", {})
+        there = self.read("run.json").get("settings") or {}
         names = {**there, **self.settings}
         return [
             f"{name} was {there.get(name)!r}, now {self.settings.get(name)!r}"
@@ -83,14 +79,17 @@ class RunFolder:
     def read(self, name):
         """Returns a JSON file of the folder; {} if it is not there."""
         try:
-            return json.loads((self.path / name).read_text())
+            content = json.loads((self.path / name).read_text())
+            if not isinstance(content, dict):
+                raise ValueError("no object")
         except FileNotFoundError:
             return {}
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # Not JSON, or not even text.
             raise ValueError(
-                f"{self.path / name} is not readable as JSON ({error}). Give "
-                "another folder with --run-dir."
+                f"{self.path / name} is damaged ({error}). Give another folder "
+                "with --run-dir."
             ) from error
+        return content
 
     def write(self, name, content):
         """Writes a JSON file of the folder, whole or not at all."""
@@ -100,11 +99,16 @@ class RunFolder:
         draft.replace(self.path / name)
 
     def metrics(self):
-        """The lines of metrics.jsonl, as dicts."""
+        """The lines of metrics.jsonl, as dicts, up to one that broke off."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        rows = []
+        if path.exists():
+            for line in path.read_text(errors="replace").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return rows
 
     def restore(self, model):
         """Loads the checkpoint if there is one.
@@ -119,7 +123,14 @@ class RunFolder:
         if not path.exists():
             return 0
         model.optimizer.build(model.trainable_variables)
-        model.load_weights(path)
+        try:
+            model.load_weights(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"The checkpoint {path} is damaged or of another model "
+                f"({error}). Delete it to begin again, or give another folder "
+                "with --run-dir."
+            ) from error
         return int(model.optimizer.iterations.numpy())
 
     def keep_metrics(self, epochs):
@@ -179,6 +190,13 @@ class RunLog(keras.callbacks.Callback):
         row["images_per_second"] = self.steps * self.batch_size / train_seconds
         row["seconds"] = time.perf_counter() - self.epoch_time
         row = {name: _number(value) for name, value in row.items()}
+        if not math.isfinite(row["loss"]):
+            raise ValueError(
+                f"The loss is {row['loss']} in epoch {epoch + 1}. A lower "
+                "learning rate helps mostly: --set base_learning_rate=... in "
+                "another run folder. Epochs before it are kept in "
+                f"{self.run.path}"
+            )
         with open(self.run.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
         with self.writer.as_default(step=epoch + 1):
@@ -195,7 +213,4 @@ class RunLog(keras.callbacks.Callback):
 
 def _number(value):
     """A Python number of a tensor or of a number, for JSON."""
-    value = keras.ops.convert_to_numpy(value).item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no infinity and no NaN.
-    return value
+    return keras.ops.convert_to_numpy(value).item()

@@ -36,6 +36,12 @@ def test_fit_adds_the_momentum_update_once(tiny_encoder, random_pairs):
     assert Counting.calls == 3
 
 
+def test_two_momentum_updates_are_one_too_many(tiny_encoder, random_pairs):
+    twice = [km.MomentumUpdate(), km.MomentumUpdate()]
+    with pytest.raises(ValueError, match="2 are among"):
+        moco(tiny_encoder()).fit(random_pairs(), callbacks=twice, verbose=0)
+
+
 def test_plain_fit_never_leaves_the_key_encoder_behind(
     tiny_encoder, random_pairs
 ):

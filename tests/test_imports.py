@@ -78,6 +78,18 @@ def test_unknown_name_is_an_attribute_error():
     assert not hasattr(keras_moco, "no_such_name")
 
 
+def test_saved_models_load_after_importing_keras_and_the_package():
+    code = (
+        "import keras, keras_moco; "
+        "print(keras.saving.get_registered_object('keras_moco>MoCo'), "
+        "keras.saving.get_registered_object('keras_moco>SGD'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "None" not in done.stdout
+
+
 def test_command_line_loads_nothing_heavy():
     code = (
         "import sys, keras_moco.cli; "

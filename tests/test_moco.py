@@ -392,7 +392,9 @@ def test_preset_builds_head_predictor_and_schedule(tiny_encoder):
 
 
 def test_v3_trains(tiny_encoder, random_pairs):
-    preset = km.PRESETS["moco_v3"].replace(head_hidden_dim=8, head_output_dim=4)
+    preset = km.PRESETS["moco_v3"].replace(
+        head_hidden_dim=8, head_output_dim=4, batch_size=6
+    )
     model = km.MoCo.from_preset(preset, tiny_encoder(), total_steps=3)
     model.compile(km.build_optimizer(preset, 6, 3))
     before = model.predictor.get_weights()[0]

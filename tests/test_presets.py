@@ -101,6 +101,8 @@ def test_bad_settings_say_what_was_expected(text, message):
         {"temperature": 0.0},
         {"temperature": float("nan")},
         {"momentum": 1.01},
+        {"base_learning_rate": float("inf")},
+        {"mean": (0.5, float("nan"), 0.5)},
         {"final_momentum": -0.1},
         {"batch_size": 0},
         {"epochs": 0},

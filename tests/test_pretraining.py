@@ -164,6 +164,12 @@ def test_an_encoder_of_the_users_own_is_taken(tiny_encoder):
         export_run(result["run"], "out")
 
 
+def test_an_encoder_of_another_input_size_is_refused(tiny_encoder):
+    images = np.zeros((32, 16, 16, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"\(8, 8, 3\).*\(16, 16, 3\)"):
+        km.pretrain(images, encoder=tiny_encoder(), batch_size=8, verbose=False)
+
+
 def test_a_run_is_exported_as_it_is(small_shapes):
     result = km.pretrain(**SMALL)
     folder = export_run(result["run"], "again")
@@ -213,6 +219,10 @@ def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
         ({"encoder": "resnet19"}, "resnet18.*resnet19'"),
         ({"max_broken": 2}, "`max_broken`"),
         ({"export_to": "occupied"}, "left alone"),
+        ({"export_to": "file/below"}, "is a file"),
+        ({"run_dir": "same", "export_to": "same"}, "is the run folder"),
+        ({"seed": 2**32}, "`seed` must be below"),
+        ({"encoder": 5}, "`encoder` must be a name or a built"),
         ({"run_dir": "occupied"}, "no run"),
         ({"dataset": "empty"}, "No images in empty"),
     ],
@@ -223,6 +233,7 @@ def test_bad_input_is_said_and_writes_nothing(
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "occupied").mkdir()
+    (tmp_path / "file").write_text("x")
     (tmp_path / "occupied" / "thesis.txt").write_text("x")
     before = files(tmp_path)
     with pytest.raises(ValueError, match=message):

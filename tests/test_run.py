@@ -9,9 +9,9 @@ from keras_moco.run import RunFolder, RunLog
 SETTINGS = {"seed": 0, "crop_scale": (0.2, 1.0)}
 
 
-def moco(encoder, pairs, run, epochs=2, callbacks=()):
+def moco(encoder, pairs, run, epochs=2, callbacks=(), rate=0.05):
     model = km.MoCo(encoder, km.projection_head(4, 4), queue_size=16)
-    model.compile(km.SGD(0.05))
+    model.compile(km.SGD(rate))
     run.write("run.json", {"settings": run.settings})
     done = run.restore(model) // len(pairs)
     run.keep_metrics(done)
@@ -113,6 +113,33 @@ def test_a_line_without_its_checkpoint_is_dropped(tmp_path):
     assert [row["epoch"] for row in run.metrics()] == [1, 2]
 
 
+def test_a_line_that_broke_off_is_dropped(tmp_path):
+    run = RunFolder(tmp_path / "run", SETTINGS)
+    run.write("run.json", {"settings": run.settings})
+    (run.path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n{"epo\xff')
+    assert run.metrics() == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n"])
+def test_a_damaged_checkpoint_is_named(tmp_path, tiny_encoder, content):
+    run = RunFolder(tmp_path / "run", SETTINGS)
+    run.write("run.json", {"settings": run.settings})
+    (run.path / "checkpoint.weights.h5").write_bytes(content)
+    model = km.MoCo(tiny_encoder(), km.projection_head(4, 4), queue_size=16)
+    model.compile(km.SGD(0.05))
+    with pytest.raises(ValueError, match="checkpoint.*is damaged"):
+        run.restore(model)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path, tiny_encoder, random_pairs
+):
+    run = RunFolder(tmp_path / "run", SETTINGS)
+    with pytest.raises(ValueError, match="loss is nan in epoch 1"):
+        moco(tiny_encoder(), random_pairs(), run, rate=1e38)
+    assert run.metrics() == []
+
+
 def test_other_settings_are_refused_and_named(tmp_path):
     RunFolder(tmp_path, SETTINGS).write("run.json", {"settings": SETTINGS})
     RunFolder(tmp_path, SETTINGS)
@@ -142,5 +169,5 @@ def test_an_unwritable_place_is_refused(tmp_path):
 
 def test_unreadable_settings_are_one_line(tmp_path):
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="not readable as JSON"):
+    with pytest.raises(ValueError, match="run.json is damaged"):
         RunFolder(tmp_path, SETTINGS)

@@ -161,6 +161,34 @@ class EncodedImages(Images):
         raise ValueError(f"None of the {len(self)} images can be decoded.")
 
 
+def match_classes(bank, test):
+    """Labels test images by the classes of the bank, by name.
+
+    Class folders are numbered in each split apart, so the numbers may differ.
+
+    Args:
+        bank: Labelled `Images`.
+        test: Labelled `Images`.
+
+    Returns:
+        `test`, with the bank's labels.
+
+    Raises:
+        ValueError: `test` has classes that the bank lacks.
+    """
+    if bank.class_names and test.class_names:
+        unknown = sorted(set(test.class_names) - set(bank.class_names))
+        if unknown:
+            raise ValueError(
+                "The test images have classes that the training images lack: "
+                f"{', '.join(unknown)}. Expected the same class folders."
+            )
+        numbers = [bank.class_names.index(name) for name in test.class_names]
+        test.labels = np.array(numbers)[test.labels]
+        test.class_names = bank.class_names
+    return test
+
+
 class MissingSplit(ValueError):
     """The data has no such split."""
 

@@ -195,6 +195,20 @@ def test_a_full_disk_is_one_line(monkeypatch):
     assert_refused(invoke("pretrain", *SMALL, "--knn-every", 0), "No space")
 
 
+@pytest.mark.slow
+def test_a_tfds_dataset_by_its_name(fashion_dir, tmp_path):
+    options = ["--encoder", "resnet18", "--data-dir", fashion_dir, *SMALL]
+    options += ["--epochs", 1, "--knn-every", 0, "--image-size", 28]
+    result = invoke("pretrain", "--dataset", "fashion_mnist", *options)
+    assert result.exit_code == 0, result.output
+    assert (
+        "fashion_mnist: 60,000 images, 28x28; preset moco_v2" in result.output
+    )
+    folder = tmp_path / "runs" / "fashion_mnist-moco_v2"
+    run = json.loads((folder / "run.json").read_text())
+    assert run["settings"]["data"].startswith("fashion_mnist, 60000 images")
+
+
 def test_preview_draws_the_views(tmp_path):
     result = invoke("preview", "--image-size", 16, "--rows", 1, "--pairs", 1)
     assert result.exit_code == 0, result.output

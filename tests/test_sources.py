@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import pathlib
 import shutil
 import struct
 
@@ -439,34 +438,6 @@ def test_failed_download_says_how_to_use_data_dir(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--data-dir FOLDER") as error:
         load_images("cifar10", data_dir=tmp_path)
     assert "no network" in one_line(error)
-
-
-# Debian stripped name and time from the headers of the gzip files. Put back,
-# they give the published files to the byte, as TFDS' checksums then confirm.
-FASHION_TIMES = {
-    "train-images-idx3-ubyte": 1504176606,
-    "train-labels-idx1-ubyte": 1504176606,
-    "t10k-images-idx3-ubyte": 1504176627,
-    "t10k-labels-idx1-ubyte": 1504176627,
-}
-
-
-@pytest.fixture(scope="session")
-def fashion_dir(tmp_path_factory):
-    """TFDS folder with the files where it looks for manual downloads."""
-    pytest.importorskip("tensorflow_datasets")
-    debian = pathlib.Path("/usr/share/datasets/fashion-mnist")
-    if not debian.is_dir():
-        pytest.skip("needs Debian's package dataset-fashion-mnist")
-    data_dir = tmp_path_factory.mktemp("tfds")
-    manual = data_dir / "downloads" / "manual"
-    manual.mkdir(parents=True)
-    for name, seconds in FASHION_TIMES.items():
-        stripped = (debian / f"{name}.gz").read_bytes()
-        header = b"\x1f\x8b\x08\x08" + struct.pack("<I", seconds)
-        header += stripped[8:10] + name.encode() + b"\0"
-        (manual / f"{name}.gz").write_bytes(header + stripped[10:])
-    return data_dir
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_users_code_runs(tmp_path, monkeypatch):
+def test_the_users_code_runs(tmp_path, monkeypatch, two_replicas):
     """On a few built-in images: the data sets of the README are downloads."""
     monkeypatch.chdir(tmp_path)
     counts = {"pretrain": 64, "train": 64, "test": 32}
@@ -32,11 +32,12 @@ def test_the_users_code_runs(tmp_path, monkeypatch):
         ("image_size=16)", "image_size=16, width=2)"),
         ("200", "2"),
         ("every=10", "every=1"),
+        ("tf.distribute.MirroredStrategy()", "two_replicas"),
     ):
         assert old in code, old
         code = code.replace(old, new)
     code = code.replace(", image_size=16, width=2)\n", ", image_size=16)\n", 2)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "README.md", "exec"), {"two_replicas": two_replicas})
     served = tf.saved_model.load("saved_models/stl10_resnet18")
     assert served.serve(np.zeros((1, 16, 16, 3), "float32")).shape == (1, 16)
 

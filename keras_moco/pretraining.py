@@ -19,6 +19,7 @@ from keras_moco import terminal
 from keras_moco.augment import device_views
 from keras_moco.build import build_model, prepare
 from keras_moco.callbacks import KNNMonitor
+from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
 from keras_moco.data.pipeline import (
     labeled_dataset,
@@ -336,6 +337,9 @@ def _export_folder(export_to, run):
 def _knn_data(dataset, images, preset, source, say):
     """The labelled bank and test set, or () with a line that says why not."""
     with contextlib.suppress(MissingSplit):
+        if isinstance(images, StreamedImages):
+            say("No kNN accuracy beside the training: the data are a stream.")
+            return ()
         test = load_images(dataset, "test", **source)
         bank = images
         if images.labels is None:

@@ -47,17 +47,21 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
             f"Received: {path}"
         )
     size = preset.image_size or natural_size(images)
-    chosen = np.random.default_rng(seed).permutation(len(images))[:rows]
+    chosen = list(images.sample(rows, seed))
     figure = Figure(figsize=(1.6 * (1 + 2 * pairs), 1.95 * len(chosen)))
     grid = figure.subplots(len(chosen), 1 + 2 * pairs, squeeze=False)
-    for row, index in zip(grid, chosen, strict=True):
-        image = images.decode(index)
+    for row, (index, image) in zip(grid, chosen, strict=True):
         _show(row[0], image, f"{image.shape[1]} x {image.shape[0]}")
         for number, axis in enumerate(row[1:]):
             epoch, view_number = divmod(number, 2)
             view = preset.views[view_number]
             drawn = augment.draw_parameters(
-                view, *image.shape[:2], seed, epoch, index[None], view_number
+                view,
+                *image.shape[:2],
+                seed,
+                epoch,
+                np.array([index]),
+                view_number,
             )
             seen = augment.crop(image[None], drawn, size)
             seen = augment.recolor(seen, drawn, view)

@@ -5,6 +5,8 @@ import textwrap
 
 import keras
 
+from keras_moco.data.encoded import StreamedImages
+
 
 def plan_lines(images, preset_name, preset, model, steps):
     """What is about to happen, in the numbers that decide it.
@@ -33,7 +35,12 @@ def plan_lines(images, preset_name, preset, model, steps):
         f"momentum {preset.momentum:g}; chance loss "
         f"{math.log(negatives + 1):.2f}",
     ]
-    if images.array is None:
+    if isinstance(images, StreamedImages):
+        lines.append(
+            "Images are read as a stream, shuffled by files and among "
+            f"{images.num_shuffled:,}"
+        )
+    elif images.array is None:
         lines.append("Images are decoded file by file, at every step")
     else:
         megabytes = images.array.nbytes / 1e6

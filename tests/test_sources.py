@@ -10,7 +10,8 @@ from PIL import Image
 
 from keras_moco.data import folder as folder_module
 from keras_moco.data import tfds as tfds_module
-from keras_moco.data.images import EncodedImages, Images
+from keras_moco.data.encoded import EncodedImages
+from keras_moco.data.images import Images
 from keras_moco.data.sources import load_images
 
 BASE = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype("uint8")
@@ -29,6 +30,13 @@ def write_truncated(path):
     Image.effect_noise((64, 64), 90).convert("RGB").save(buffer, "JPEG")
     path.write_bytes(buffer.getvalue()[:900])
     return path
+
+
+def write_damaged(path):
+    """A PNG whose header is whole and whose pixels are not."""
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 90).convert("RGB").save(buffer, "PNG")
+    path.write_bytes(buffer.getvalue()[:2000])
 
 
 def one_line(error):
@@ -379,11 +387,18 @@ def test_broken_files_are_named_and_dropped(with_broken):
 
 
 def test_too_many_broken_files(with_broken):
-    with pytest.raises(ValueError, match="2 of 8 .*3.jpg.*0.25") as error:
+    with pytest.raises(ValueError, match="3 of 8 .*3.jpg.*0.38") as error:
         load_images(with_broken)
-    assert "--max-broken 0.25" in one_line(error)
-    with pytest.raises(ValueError, match="3 of 8"):  # found when decoding
-        load_images(with_broken, max_broken=0.25)
+    assert "--max-broken 0.38" in one_line(error)
+
+
+def test_pixels_too_are_checked_where_they_are_decoded_first(with_broken):
+    write_damaged(with_broken / "7.png")
+    images = load_images(with_broken, max_broken=0.5)
+    assert images.array is not None
+    assert any(name.endswith("7.png") for name in images.broken)
+    with pytest.raises(ValueError, match="4 of 9"):
+        load_images(with_broken, max_broken=0.4)
 
 
 def test_only_broken_files(tmp_path):
@@ -396,18 +411,20 @@ def test_only_broken_files(tmp_path):
 
 def test_next_image_replaces_one_found_broken(with_broken, monkeypatch):
     monkeypatch.setattr(folder_module, "fits_in_memory", lambda _: False)
+    write_damaged(with_broken / "1.png")
     images = load_images(with_broken, max_broken=0.5)
-    assert len(images) == 6 and len(images.broken) == 2
+    assert len(images) == 6 and len(images.broken) == 3
     for _ in range(2):
         np.testing.assert_array_equal(images.decode(1), images.decode(2))
-    assert len(images.broken) == 3
-    assert images.broken[-1].endswith("1.jpg")
+    assert len(images.broken) == 4
+    assert images.broken[-1].endswith("1.png")
 
 
 def test_too_many_found_broken_while_decoding(with_broken, monkeypatch):
     monkeypatch.setattr(folder_module, "fits_in_memory", lambda _: False)
-    images = load_images(with_broken, max_broken=0.25)
-    with pytest.raises(ValueError, match="3 of 8") as error:
+    write_damaged(with_broken / "1.png")
+    images = load_images(with_broken, max_broken=0.4)
+    with pytest.raises(ValueError, match="4 of 9") as error:
         images.decode(1)
     assert "--max-broken" in one_line(error)
 
@@ -537,10 +554,6 @@ def test_variable_sizes_stay_encoded(tmp_path, monkeypatch):
     assert images.array is None and images.labels is None
     for index, photo in enumerate(photos):
         np.testing.assert_array_equal(images.decode(index), photo)
-    monkeypatch.setattr(tfds_module, "fits_in_memory", lambda _: False)
-    with pytest.raises(ValueError, match="folder of images") as error:
-        load_images("photos", data_dir=tmp_path)
-    one_line(error)
 
 
 def test_dataset_without_images(tmp_path, monkeypatch):

@@ -6,15 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from keras_moco.data.images import (
-    EncodedImages,
-    Images,
-    MissingSplit,
-    check_broken,
-    fits_in_memory,
-    try_decode,
-    try_header,
-)
+from keras_moco.data.decode import try_decode, try_header
+from keras_moco.data.encoded import EncodedImages, check_broken
+from keras_moco.data.images import Images, MissingSplit, fits_in_memory
 
 IMAGE_ENDINGS = tuple(
     ".jpg .jpeg .png .bmp .gif .webp .tif .tiff .ppm .pgm".split()

@@ -1,13 +1,9 @@
 """Images addressable by index: the one interface to every data source."""
 
 import hashlib
-import io
-import threading
 
 import numpy as np
-from PIL import Image, ImageOps
-
-_EXIF_ORIENTATION = 0x0112
+import psutil
 
 
 class Images:
@@ -103,62 +99,14 @@ class Images:
         del min_side
         return self.array[index]
 
+    def sample(self, count, seed):
+        """Yields up to `count` pairs of index and image, drawn by `seed`."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        for index in order[:count]:
+            yield int(index), self.decode(index)
+
     def check(self):
         """Raises a ValueError if too many images were found broken."""
-
-
-class EncodedImages(Images):
-    """Images that are files or encoded bytes, decoded on demand.
-
-    If an image turns out to be broken, `decode` gives the next one that is not
-    (index + 1, ..., from 0 after the last), adds its name to `broken` and goes
-    on until more than the allowed share is broken.
-
-    Args:
-        items: List of N paths or of N bytes objects, in any format that Pillow
-            reads.
-        size: `(H, W)` if all images are known to have one size, else None.
-        labels, class_names, names, source, description: As for `Images`.
-        broken: Tuple of names already found broken, and not in `items`.
-            Defaults to ().
-        max_broken: Float in [0, 1]. Share of all files that may be broken.
-            Defaults to 0.01.
-    """
-
-    array = None
-
-    def __init__(
-        self, items, size=None, *, broken=(), max_broken=0.01, **about
-    ):
-        self._items = items
-        self.size = size
-        self._describe(**about)
-        self.broken.extend(broken)
-        self.max_broken = max_broken
-        self._num_found = len(items) + len(broken)
-        self._broken_indices = set()
-        self._lock = threading.Lock()
-
-    def __len__(self):
-        return len(self._items)
-
-    def check(self):
-        check_broken(self.broken, self._num_found, self.max_broken)
-
-    def decode(self, index, min_side=None):  # noqa: D102 (inherited)
-        for step in range(len(self)):
-            candidate = (index + step) % len(self)
-            if candidate in self._broken_indices:
-                continue
-            image = try_decode(self._items[candidate], min_side)
-            if image is not None:
-                return image
-            with self._lock:
-                if candidate not in self._broken_indices:
-                    self._broken_indices.add(candidate)
-                    self.broken.append(self.name(candidate))
-            self.check()
-        raise ValueError(f"None of the {len(self)} images can be decoded.")
 
 
 def match_classes(bank, test):
@@ -193,64 +141,6 @@ class MissingSplit(ValueError):
     """The data has no such split."""
 
 
-def check_broken(broken, num_found, max_broken):
-    """Raises a ValueError if too large a share of the files is broken."""
-    if len(broken) <= max_broken * num_found and len(broken) < num_found:
-        return
-    shown = ", ".join(broken[:10]) + (", ..." if len(broken) > 10 else "")
-    share = np.ceil(100 * len(broken) / num_found) / 100
-    advice = (
-        "None is left; give a folder with readable images."
-        if len(broken) == num_found
-        else f"Repair or remove them, or allow more: --max-broken {share:g}"
-    )
-    raise ValueError(
-        f"{len(broken)} of {num_found} image files are broken ({shown}), but "
-        f"the share allowed is {max_broken:g}. {advice}"
-    )
-
-
-def try_header(item):
-    """`(H, W)` as it will be decoded, or None if this is not an image."""
-    try:
-        with _open(item) as image:
-            width, height = image.size
-            turned = _orientation(image) >= 5
-            return (width, height) if turned else (height, width)
-    except Exception:  # Pillow's decoders raise nearly anything on bad data
-        return None
-
-
-def try_decode(item, min_side=None):
-    """Decodes a path or bytes: uint8 `(H, W, 3)`, or None if it is broken."""
-    try:
-        with _open(item) as image:
-            orientation = _orientation(image)
-            if min_side is not None:
-                image.draft(None, (min_side, min_side))  # JPEG only
-            image.load()
-            if orientation != 1:
-                image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits: convert() would clip
-                grey = np.clip(np.asarray(image, np.int64) >> 8, 0, 255)
-                return _as_rgb(np.uint8(grey)[None])[0]
-            image.info.pop("transparency", None)  # convert() warns of it
-            return np.array(image.convert("RGB"))
-    except Exception:  # Pillow's decoders raise nearly anything on bad data
-        return None
-
-
-def _open(item):
-    return Image.open(io.BytesIO(item) if isinstance(item, bytes) else item)
-
-
-def _orientation(image):
-    # Pillow decodes a whole PNG in search of EXIF data after the pixels.
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1
-    return image.getexif().get(_EXIF_ORIENTATION, 1)
-
-
 def _as_rgb(array):
     shape = getattr(array, "shape", None)
     good = (
@@ -275,6 +165,4 @@ def _as_rgb(array):
 
 def fits_in_memory(num_bytes):
     """Whether `num_bytes` are at most half of the memory that is free now."""
-    import psutil  # tensorflow-datasets depends on it
-
     return num_bytes <= psutil.virtual_memory().available / 2

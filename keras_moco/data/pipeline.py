@@ -8,6 +8,8 @@ import psutil
 import tensorflow as tf
 
 from keras_moco.augment import crop, draw_views, recolor_views, two_views
+from keras_moco.data.decode import try_header
+from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import Images
 from keras_moco.data.sources import load_images
 
@@ -63,26 +65,11 @@ def pretrain_dataset(
     images = images if isinstance(images, Images) else Images(images)
     size = image_size or preset.image_size or natural_size(images)
     steps = num_steps(images, batch_size)
-    epochs = itertools.count(first_epoch)
-
-    def batches():
-        epoch = next(epochs)
-        order = np.random.default_rng([seed, epoch]).permutation(len(images))
-        for step in range(steps):
-            yield epoch, order[step * batch_size : (step + 1) * batch_size]
-
-    pairs = tf.data.Dataset.from_generator(
-        batches,
-        output_signature=(
-            tf.TensorSpec((), tf.int64),
-            tf.TensorSpec((batch_size,), tf.int64),
-        ),
-    )
-    pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
     options = {"seed": seed, "image_size": size, "views": preset.views}
     if images.array is not None:
+        batches = _batches(images, batch_size, seed, first_epoch)
         views = _views_of_array(images, augment, options)
-        pairs = pairs.map(views, num_parallel_calls=_threads())
+        pairs = batches.map(views, num_parallel_calls=_threads())
     elif augment == "device":
         raise ValueError(
             "Views on the device need images of one size that fit into memory. "
@@ -90,51 +77,115 @@ def pretrain_dataset(
             "the CPU."
         )
     else:
-        pairs = _views_of_files(pairs, images, batch_size, augment, options)
+        if isinstance(images, StreamedImages):
+            one_by_one = _stream(images, steps * batch_size, seed, first_epoch)
+        else:
+            batches = _batches(images, batch_size, seed, first_epoch)
+            one_by_one = batches.unbatch().map(
+                lambda epoch, index: (epoch, index, _read(images, index)),
+                _threads(),
+            )
+        pairs = _views_of_files(
+            one_by_one, images, batch_size, augment, options
+        )
+    # The pass of a generator has no length of its own.
+    pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
     return _steady(pairs)
+
+
+def _batches(images, batch_size, seed, first_epoch):
+    """(epoch, index) of each batch, both (batch_size,), in a global shuffle."""
+    steps = num_steps(images, batch_size)
+    epochs = itertools.count(first_epoch)
+
+    def batches():
+        epoch = next(epochs)
+        order = np.random.default_rng([seed, epoch]).permutation(len(images))
+        for step in range(steps):
+            chosen = order[step * batch_size : (step + 1) * batch_size]
+            yield np.full_like(chosen, epoch), chosen
+
+    batch = tf.TensorSpec((batch_size,), tf.int64)
+    return tf.data.Dataset.from_generator(
+        batches, output_signature=(batch, batch)
+    )
+
+
+def _stream(images, count, seed, first_epoch):
+    """(epoch, index, content) of `count` images of each epoch."""
+    epochs = itertools.count(first_epoch)
+
+    def stream():
+        epoch = next(epochs)
+        passing = images.open_stream(seed, epoch)
+        for index, content in itertools.islice(passing, count):
+            yield epoch, index, content
+
+    number = tf.TensorSpec((), tf.int64)
+    return tf.data.Dataset.from_generator(
+        stream, output_signature=(number, number, tf.TensorSpec((), tf.string))
+    )
 
 
 def _views_of_array(images, augment, options):
     def on_device(epoch, index):
-        return _take(images, index), tf.fill(tf.shape(index), epoch), index
+        return _take(images, index), epoch, index
 
     def own(epoch, index):
         return *_twice(augment, _take(images, index)), index
 
     def preset(epoch, index):
-        return *two_views(_take(images, index), index, epoch, **options), index
+        pixels = _take(images, index)
+        return *two_views(pixels, index, epoch[0], **options), index
 
     if augment is None:
         return preset
     return on_device if augment == "device" else own
 
 
-def _views_of_files(pairs, images, batch_size, augment, options):
+def _views_of_files(one_by_one, images, batch_size, augment, options):
     size, views, seed = options["image_size"], options["views"], options["seed"]
     # The smallest crop still has as many pixels as the view.
     smallest = min(view.crop_scale[0] for view in views)
     min_side = math.ceil(size / math.sqrt(smallest))
 
-    def own(epoch, index):
-        image = _decode(images, index, min_side)[None]
+    def own(epoch, index, content):
+        image = tf.numpy_function(
+            lambda i, content: images.decode_content(int(i), content, min_side),
+            [index, content],
+            tf.uint8,
+        )
+        image = tf.ensure_shape(image, (None, None, 3))[None]
         return *(view[0] for view in _twice(augment, image)), index
 
-    def crops(epoch, index):
-        image = _decode(images, index, min_side)[None]
-        height, width = tf.shape(image)[1], tf.shape(image)[2]
-        parameters = draw_views(
-            index[None], epoch, height, width, seed=seed, views=views
+    def crops(epoch, index, content):
+        shape = tf.numpy_function(_shape, [content], tf.int32)
+        drawn = draw_views(
+            index[None], epoch, shape[0], shape[1], seed=seed, views=views
         )
-        cut = tuple(crop(image, p, size)[0] for p in parameters)
-        return cut, tf.nest.map_structure(lambda x: x[0], parameters), index
+        image, boxes = tf.numpy_function(
+            images.decode_boxes,
+            [
+                index,
+                content,
+                tf.concat([view["box"] for view in drawn], axis=0),
+                size,
+                shape,
+            ],
+            (tf.uint8, tf.int32),
+        )
+        image = tf.ensure_shape(image, (None, None, 3))[None]
+        boxes = tf.ensure_shape(boxes, (2, 4))
+        cut = tuple(
+            crop(image, {**view, "box": box[None]}, size)[0]
+            for view, box in zip(drawn, tf.unstack(boxes), strict=True)
+        )
+        return cut, tf.nest.map_structure(lambda x: x[0], drawn), index
 
-    def recolored(cut, parameters, index):
-        return *recolor_views(cut, parameters, views=views), index
+    def recolored(cut, drawn, index):
+        return *recolor_views(cut, drawn, views=views), index
 
-    pairs = pairs.map(
-        lambda epoch, index: (tf.repeat(epoch, batch_size), index)
-    ).unbatch()
-    pairs = pairs.map(crops if augment is None else own, _threads())
+    pairs = one_by_one.map(crops if augment is None else own, _threads())
     pairs = pairs.batch(batch_size, drop_remainder=True)
     return pairs if augment else pairs.map(recolored, _threads())
 
@@ -242,6 +293,18 @@ def _take(images, index):
     # Through NumPy: a tensor of all images would be a second copy of them.
     batch = tf.numpy_function(images.array.__getitem__, [index], tf.uint8)
     return tf.ensure_shape(batch, (*index.shape, *images.array.shape[1:]))
+
+
+def _read(images, index):
+    content = tf.numpy_function(
+        lambda i: images.read(int(i)), [index], tf.string
+    )
+    return tf.ensure_shape(content, ())
+
+
+def _shape(content):
+    """`(H, W)` of an encoded image; what is broken counts as one pixel."""
+    return np.int32(try_header(content) or (1, 1))
 
 
 def _decode(images, index, min_side):

@@ -2,17 +2,16 @@
 
 import contextlib
 import difflib
+import functools
+import hashlib
 import io
 import logging
 
 import numpy as np
+import psutil
 
-from keras_moco.data.images import (
-    EncodedImages,
-    Images,
-    MissingSplit,
-    fits_in_memory,
-)
+from keras_moco.data.encoded import EncodedImages, StreamedImages
+from keras_moco.data.images import Images, MissingSplit, fits_in_memory
 
 # Names for purposes where a dataset's own are other than "train" and "test".
 _SPLITS = {
@@ -23,10 +22,11 @@ _BATCH = 256
 
 
 def load_tfds(name, split="train", data_dir=None):
-    """Images of a TFDS dataset, held in memory.
+    """Images of a TFDS dataset, held in memory where they fit.
 
     Images of one size are decoded; others, and those that would then take more
-    than half of the free memory, stay encoded.
+    than half of the free memory, stay encoded. What does not fit encoded is
+    read as a stream, without labels.
 
     Args:
         name: Str as TFDS takes it: "cifar10", "emnist/letters", "mnist:3.*.*".
@@ -42,7 +42,7 @@ def load_tfds(name, split="train", data_dir=None):
 
     Raises:
         ValueError: If the dataset or split is unknown, has no image feature,
-            cannot be downloaded, or does not fit into memory.
+            or cannot be downloaded.
     """
     import tensorflow_datasets as tfds
 
@@ -85,16 +85,26 @@ def _read(tfds, builder, name, split):
         or builder.info.features[image_key].np_dtype != np.uint8
         or not fits_in_memory(info.num_examples * shape[0] * shape[1] * 3)
     )
-    if keep_encoded and not fits_in_memory(info.num_bytes):
-        raise ValueError(
-            f"{name} ({split}) takes {info.num_bytes / 2**30:.1f} GB, more than"
-            " half of the free memory. Ask for a part, as in split="
-            f"'{split}[:10%]', or write it out as a folder of images."
-        )
+    description = f"{builder.info.full_name} {split} {info.num_examples}"
     skip = {image_key: tfds.decode.SkipDecoding()} if keep_encoded else {}
+    decoders = tfds.decode.PartialDecoding(wanted, decoders=skip)
+    if keep_encoded and not fits_in_memory(info.num_bytes):
+        num_shuffled = _num_shuffled(info)
+        return StreamedImages(
+            functools.partial(
+                _stream,
+                functools.partial(builder.as_dataset, split, decoders=decoders),
+                image_key,
+                num_shuffled,
+            ),
+            info.num_examples,
+            num_shuffled,
+            source=name,
+            description=description,
+        )
     dataset = builder.as_dataset(
         split=split,
-        decoders=tfds.decode.PartialDecoding(wanted, decoders=skip),
+        decoders=decoders,
         read_config=tfds.ReadConfig(try_autocache=False),
     )
     images, labels = [], []
@@ -116,11 +126,36 @@ def _read(tfds, builder, name, split):
         class_names=builder.info.features["label"].names if labelled else None,
         names=None,
         source=name,
-        description=f"{builder.info.full_name} {split} {info.num_examples}",
+        description=description,
     )
     if keep_encoded:
         return EncodedImages(images, **about)
     return Images(images, **about)
+
+
+def _stream(as_dataset, image_key, num_shuffled, seed, epoch):
+    """Yields number and bytes of all images, in the order of this epoch."""
+    import tensorflow_datasets as tfds
+
+    first, second = np.random.SeedSequence([seed, epoch]).generate_state(2)
+    dataset = as_dataset(
+        shuffle_files=True,
+        read_config=tfds.ReadConfig(
+            shuffle_seed=int(first), try_autocache=False, add_tfds_id=True
+        ),
+    )
+    for example in dataset.shuffle(num_shuffled, int(second)):
+        # The place in its file is what an example is known by everywhere.
+        name = hashlib.sha256(example["tfds_id"].numpy()).digest()
+        number = int.from_bytes(name[:8], "big") >> 1
+        yield number, example[image_key].numpy()
+
+
+def _num_shuffled(info):
+    """As many images as fit into an eighth of the free memory, encoded."""
+    free = psutil.virtual_memory().available
+    size = max(1, info.num_bytes // info.num_examples)
+    return int(min(info.num_examples, max(1000, free // 8 // size)))
 
 
 @contextlib.contextmanager

@@ -6,11 +6,14 @@ import keras
 
 from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
-from keras_moco.encoders import find_resnet, resnet
-from keras_moco.layers import default_groups
+from keras_moco.encoders import build_encoder, check_name
+from keras_moco.layers import check_groups, default_groups
 from keras_moco.moco import MoCo
 from keras_moco.optimizers import build_optimizer
 from keras_moco.presets import find_preset, parse_setting
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+JIT = {"auto": "auto", "on": True, "off": False}
 
 
 def prepare(
@@ -45,7 +48,12 @@ def prepare(
     fields = dict(parse_setting(text) for text in settings)
     fields |= {k: value for k, value in changes.items() if value is not None}
     preset = preset.replace(**fields)
-    find_resnet(preset.encoder)
+    check_name(preset.encoder)
+    if changes.get("width") and not preset.encoder.startswith("resnet"):
+        raise ValueError(
+            "`width` is of the encoders resnet18 to resnet152; "
+            f"{preset.encoder} has one width only."
+        )
     source = {
         "data_dir": data_dir,
         "max_broken": max_broken,
@@ -61,30 +69,44 @@ def prepare(
         batch_norm_groups=preset.batch_norm_groups
         or default_groups(preset.batch_size),
     )
-    if preset.batch_size % preset.batch_norm_groups:
-        raise ValueError(
-            "`batch_norm_groups` must divide the batch. Received: "
-            f"batch_norm_groups={preset.batch_norm_groups}, "
-            f"batch_size={preset.batch_size}"
-        )
+    check_groups(preset.batch_size, preset.batch_norm_groups)
     return preset_name, preset, images, source
 
 
-def build_model(preset, encoder, total_steps, precision):
-    """The compiled `MoCo` of a preset, around its encoder or a given one."""
+def check_choice(name, value, known):
+    """Raises unless an argument is one of the values there are."""
+    if value not in known:
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(known)}. Received: {value!r}"
+        )
+
+
+def build_model(preset, encoder, total_steps, precision, jit="auto"):
+    """The compiled `MoCo` of a preset, around its encoder or a given one.
+
+    Args:
+        preset: `Preset` with every field filled in.
+        encoder: `keras.Model`, or None for the preset's.
+        total_steps: Int. Steps of the run.
+        precision: Name of a Keras dtype policy.
+        jit: "on", "off" or "auto": compile the train step with XLA. "auto"
+            does on one GPU, and not on a CPU, where convolutions are slower so,
+            nor on several devices.
+    """
     with _dtype_policy(precision):
         if not isinstance(encoder, keras.Model):
-            encoder = resnet(
+            encoder = build_encoder(
                 preset.encoder,
                 preset.image_size,
                 preset.width,
                 preset.mean,
                 preset.std,
+                preset.zero_init_residual,
             )
         _check_input(encoder, preset.image_size)
         model = MoCo.from_preset(preset, encoder, total_steps)
         optimizer = build_optimizer(preset, preset.batch_size, total_steps)
-        model.compile(optimizer)
+        model.compile(optimizer, jit_compile=JIT[jit])
     return model
 
 

@@ -117,11 +117,14 @@ def recipe_options(function):
             ),
             click.option(
                 "--encoder",
-                help="resnet18, resnet34 or resnet50. Default: "
-                "the preset's, as for the options below.",
+                metavar="NAME",
+                help="See `keras-moco encoders`. Default: the preset's, as for "
+                "the options below.",
             ),
             click.option(
-                "--width", type=int, help="Channels of the first stage."
+                "--width",
+                type=int,
+                help="Channels of the first stage of resnet18 to resnet152.",
             ),
             click.option(
                 "--image-size", type=int, help="Side of the views in pixels."
@@ -152,10 +155,18 @@ precision_option = click.option(
     help="float32, mixed_bfloat16 or mixed_float16.",
 )
 
+jit_option = click.option(
+    "--jit",
+    default="auto",
+    show_default=True,
+    help="Compile the train step with XLA: on, off or auto (on one GPU).",
+)
+
 
 @command
 @recipe_options
 @precision_option
+@jit_option
 @click.option("--epochs", type=int)
 @click.option("--steps-per-epoch", type=int, help="For short epochs.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -278,6 +289,7 @@ def preview(dataset, rows, pairs, seed, path, **options):
 @command
 @recipe_options
 @precision_option
+@jit_option
 @click.option("--data-only", is_flag=True, help="Leave the step out.")
 @click.option("--step-only", is_flag=True, help="Leave the data out.")
 @click.option("--steps", type=int, default=20, show_default=True)
@@ -286,6 +298,7 @@ def preview(dataset, rows, pairs, seed, path, **options):
 def bench(
     dataset,
     precision,
+    jit,
     data_only,
     step_only,
     steps,
@@ -295,24 +308,52 @@ def bench(
 ):
     """Measure where the time of a run goes, and say what to change."""
     from keras_moco.bench import bench, bottleneck
-    from keras_moco.build import build_model, prepare
+    from keras_moco.build import (
+        JIT,
+        PRECISIONS,
+        build_model,
+        check_choice,
+        prepare,
+    )
 
     if data_only and step_only:
         raise UserError("--data-only and --step-only leave nothing to measure.")
     if threads is not None:
         use_cores(threads)
+    check_choice("precision", precision, PRECISIONS)
+    check_choice("jit", jit, JIT)
     name, preset, images, _ = prepare(one_or_many(dataset), **options)
-    model = None if data_only else build_model(preset, None, 1000, precision)
+    model = (
+        None if data_only else build_model(preset, None, 1000, precision, jit)
+    )
     figures = bench(images, preset, model, data=not step_only, steps=steps)
     for figure, value in figures.items():
         click.echo(f"{figure:27} {value:.4g}")
     if "data_wait" in figures:
         click.echo(wrap(bottleneck(figures)))
     if json_file:
-        settings = {"preset": name, "precision": precision, "steps": steps}
+        settings = {"preset": name, "precision": precision, "jit": jit}
+        settings |= {"steps": steps}
         settings |= dataclasses.asdict(preset)
         text = json.dumps({**figures, "settings": settings}, indent=2)
         pathlib.Path(json_file).write_text(text + "\n")
+
+
+@command
+@click.argument("part", required=False, default="")
+def encoders(part):
+    """List the encoders by name: parameters that are trained, features.
+
+    PART narrows the list to the names that contain it, in any case.
+    """
+    from keras_moco.encoders import describe, encoder_names
+
+    names = [name for name in encoder_names() if part.lower() in name.lower()]
+    if not names:
+        raise UserError(f"No encoder has {part!r} in its name.")
+    for name in names:
+        parameters, features = describe(name)
+        click.echo(f"{name:40} {parameters:13,} {features:6,} features")
 
 
 @main.command()

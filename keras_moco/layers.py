@@ -4,15 +4,17 @@ import keras
 import tensorflow as tf
 from keras.src.models import Functional
 
+from keras_moco import distribute
+
 
 @keras.saving.register_keras_serializable(package="keras_moco")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, faster, and in groups of the batch.
 
-    (batch, height, width, channels) and (batch, channels) run on TensorFlow's
-    fused operation, which neither upcasts half precision nor writes
-    intermediate arrays; everything else is Keras' own layer, under the same
-    weight names.
+    (batch, ..., channels) runs on TensorFlow's fused operation, which neither
+    upcasts half precision nor writes intermediate arrays; everything else
+    (another axis, a mask, `synchronized` over several replicas) is Keras' own
+    layer, under the same weight names.
 
     With `groups`, each consecutive share of the batch is normalised by its own
     statistics, as if it sat on a device of its own; the moving statistics take
@@ -22,6 +24,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Args:
         groups: Int >= 1. Must divide the batch. Defaults to 1.
         **kwargs: As for `keras.layers.BatchNormalization`.
+
+    Raises:
+        ValueError: `groups` below 1, with `synchronized`, or on an axis that
+            is not the last.
 
     Example:
         >>> layer = BatchNormalization(groups=8, momentum=0.9, epsilon=1e-5)
@@ -36,34 +42,46 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**kwargs)
         if groups < 1:
             raise ValueError(f"`groups` must be at least 1. Received: {groups}")
+        if groups > 1 and self.synchronized:
+            raise ValueError(
+                "Synchronised statistics are those of the whole batch: "
+                f"`groups` must be 1. Received: {groups}"
+            )
         self.groups = groups
+
+    def build(self, input_shape):
+        rank = len(input_shape)
+        if self.groups > 1 and self.axis % rank != rank - 1:
+            raise ValueError(
+                "`groups` needs the channels on the last axis, but "
+                f"{self.name!r} normalises axis {self.axis} of {rank}: build "
+                "the model channels-last, or take `groups=1` (preset field "
+                "batch_norm_groups)."
+            )
+        super().build(input_shape)
 
     def call(self, inputs, training=None, mask=None):
         rank = len(inputs.shape)
-        if (
-            mask is not None
-            or rank not in (2, 4)
-            or self.axis % rank != rank - 1
-        ):
+        across = self.synchronized and distribute.num_replicas() > 1
+        if across or mask is not None or self.axis % rank != rank - 1:
             return super().call(inputs, training=training, mask=mask)
         x = tf.cast(inputs, self.compute_dtype)
-        if rank == 2:
-            x = x[:, None, None, :]
+        if rank != 4:
+            batch = tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
+            x = tf.reshape(x, (batch, 1, -1, x.shape[-1]))
         if training and self.trainable:
             x = self._normalize_groups(x)
         else:
             moving = self.moving_mean.value, self.moving_variance.value
             x = self._fused(x, *moving, is_training=False).y
-        return x[:, 0, 0, :] if rank == 2 else x
+        if rank != 4:
+            x = tf.ensure_shape(tf.reshape(x, tf.shape(inputs)), inputs.shape)
+        return x
 
     def _normalize_groups(self, x):
         """Normalises by the statistics of each group, and moves their means."""
-        if x.shape[0] is not None and x.shape[0] % self.groups:
-            raise ValueError(
-                f"A batch of {x.shape[0]} cannot be normalised in "
-                f"{self.groups} groups: take a batch that is a multiple, or "
-                "another number of groups (preset field `batch_norm_groups`)."
-            )
+        if x.shape[0] is not None:
+            check_groups(x.shape[0], self.groups)
         none = tf.zeros((0,))
         results = [
             self._fused(part, none, none, is_training=True)
@@ -101,12 +119,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return {**super().get_config(), "groups": self.groups}
 
 
-def swap_batch_norm(model, groups=1):
+def swap_batch_norm(model, groups=1, synchronized=None):
     """Copies a model with its batch normalisation made fast and in groups.
 
     Args:
         model: Functional or Sequential `keras.Model`, nested ones included.
         groups: Int >= 1.
+        synchronized: Bool. Take the statistics over all replicas; None leaves
+            each layer as it is.
 
     Returns:
         `keras.Model` with the same weights; a subclassed model, which Keras
@@ -123,6 +143,8 @@ def swap_batch_norm(model, groups=1):
     def swapped(layer):
         if isinstance(layer, keras.layers.BatchNormalization):
             config = {**layer.get_config(), "groups": groups}
+            if synchronized is not None:
+                config["synchronized"] = synchronized
             return BatchNormalization.from_config(config)
         return layer.__class__.from_config(layer.get_config())
 
@@ -159,6 +181,16 @@ def default_groups(batch_size):
     return 1
 
 
+def check_groups(batch_size, groups):
+    """Raises unless a batch falls into groups of two or more samples."""
+    if batch_size % groups or (groups > 1 and batch_size // groups < 2):
+        raise ValueError(
+            "`batch_norm_groups` must divide the batch into groups of at least "
+            f"2 samples. Received: batch_norm_groups={groups}, "
+            f"batch_size={batch_size}"
+        )
+
+
 def rebuild(model, clone_function):
     """Copies a model layer by layer, nested models too, and its weights."""
     copy = keras.models.clone_model(
@@ -168,9 +200,9 @@ def rebuild(model, clone_function):
     return copy
 
 
-def in_groups(model):
-    """Whether a model normalises by groups of the batch."""
-    return any(getattr(layer, "groups", 1) > 1 for layer in norm_layers(model))
+def num_groups(model):
+    """The most groups that a model normalises a batch in."""
+    return max([layer.groups for layer in norm_layers(model)], default=1)
 
 
 def norm_layers(model):

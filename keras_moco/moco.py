@@ -6,7 +6,12 @@ import tensorflow as tf
 from keras_moco import distribute
 from keras_moco.callbacks import MomentumUpdate
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
-from keras_moco.layers import default_groups, in_groups, swap_batch_norm
+from keras_moco.layers import (
+    check_groups,
+    default_groups,
+    num_groups,
+    swap_batch_norm,
+)
 from keras_moco.losses import contrast_top1, feature_std, info_nce
 from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
@@ -253,7 +258,7 @@ class MoCo(keras.Model):
         where it does so in groups, the images are shuffled before and the
         keys put back in order after.
         """
-        shuffle = training and in_groups(self.key_encoder)
+        shuffle = training and num_groups(self.key_encoder) > 1
         if shuffle:
             # Otherwise a query and its key share a group, whose statistics
             # tell which key is the right one (section 3.3).
@@ -422,9 +427,25 @@ class MoCo(keras.Model):
                 )
             if not updates:
                 callbacks.insert(0, MomentumUpdate())
+        if isinstance(x, tf.data.Dataset):
+            self._check_batches(x.element_spec)
         # Keras warns about its own default on every dataset.
         kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
         return super().fit(x, *args, callbacks=callbacks, **kwargs)
+
+    def _check_batches(self, spec):
+        groups = num_groups(self.encoder)
+        if groups == 1:
+            return
+        batch_size = tf.nest.flatten(spec)[0].shape[0]
+        if batch_size is None:
+            raise ValueError(
+                "Batch normalisation in groups needs batches of a known size: "
+                "dataset.batch(size, drop_remainder=True), or take "
+                "`batch_norm_groups=1`."
+            )
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        check_groups(batch_size // replicas, groups)
 
     def make_train_function(self, force=False):
         """As Keras'; compiles the momentum update anew along with it."""

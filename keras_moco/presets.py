@@ -84,7 +84,9 @@ class Preset:
         mean: Three floats, of the data in [0, 1]; the encoder normalises.
         std: Three floats.
         encoder: Name of the encoder.
-        width: Int. Channels of its first stage.
+        width: Int. Channels of the first stage of a ResNet.
+        zero_init_residual: Bool. Start the residual branches of a ResNet at
+            zero.
         image_size: Int or None. Side of the views in pixels; None is the size
             of the data, at most 224.
         batch_size: Int. Images a step, over all devices.
@@ -129,6 +131,7 @@ class Preset:
     std: tuple[float, float, float] = IMAGENET_STD
     encoder: str = "resnet50"
     width: int = 64
+    zero_init_residual: bool = False
     image_size: int | None = None
     batch_size: int = 256
     epochs: int = 200

@@ -17,7 +17,13 @@ import tensorflow as tf
 import keras_moco
 from keras_moco import terminal
 from keras_moco.augment import device_views
-from keras_moco.build import build_model, prepare
+from keras_moco.build import (
+    JIT,
+    PRECISIONS,
+    build_model,
+    check_choice,
+    prepare,
+)
 from keras_moco.callbacks import KNNMonitor
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
@@ -27,13 +33,11 @@ from keras_moco.data.pipeline import (
     pretrain_dataset,
 )
 from keras_moco.data.sources import load_images
-from keras_moco.encoders import RESNETS
+from keras_moco.encoders import encoder_names
 from keras_moco.evaluate import knn_accuracy
 from keras_moco.export import check_export_folder, export_encoder, read_card
 from keras_moco.presets import Preset
 from keras_moco.run import RunFolder, RunLog
-
-PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def pretrain(
@@ -49,6 +53,7 @@ def pretrain(
     steps_per_epoch=None,
     seed=0,
     precision="float32",
+    jit="auto",
     run_dir=None,
     data_dir=None,
     knn_every=1,
@@ -79,6 +84,7 @@ def pretrain(
         steps_per_epoch: Int or None. Fewer steps than the data has batches.
         seed: Int >= 0. Of weights, order and views.
         precision: "float32", "mixed_bfloat16" or "mixed_float16".
+        jit: "on", "off" or "auto": whether XLA compiles the train step.
         run_dir: Folder of the run. None takes `runs/<dataset>-<preset>`, with
             a number behind it if that holds a run of other settings.
         data_dir: Folder of TFDS' data.
@@ -103,7 +109,7 @@ def pretrain(
         >>> encoder = keras_moco.load_encoder(result["export"])
     """
     say = print if verbose else lambda *_: None
-    _check_options(precision, augment, seed, knn_every, steps_per_epoch)
+    _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch)
     if encoder is not None and not isinstance(encoder, (str, keras.Model)):
         raise ValueError(
             "`encoder` must be a name or a built keras.Model. Received: "
@@ -152,7 +158,7 @@ def pretrain(
     begin = time.perf_counter()
     keras.utils.set_random_seed(seed)
     total_steps = steps * preset.epochs
-    model = build_model(preset, encoder, total_steps, precision)
+    model = build_model(preset, encoder, total_steps, precision, jit)
     encoder = model.encoder
     broken_before = len(images.broken)
     say(terminal.plan_lines(images, preset_name, preset, model, steps))
@@ -263,7 +269,7 @@ def export_run(run_dir, folder):
             if name in fields
         },
     )
-    if preset.encoder not in RESNETS:
+    if preset.encoder not in encoder_names():
         raise ValueError(
             f"The encoder {preset.encoder!r} of {path} was not built by name: "
             "rebuild it in Python and load the checkpoint into its MoCo."
@@ -277,16 +283,10 @@ def export_run(run_dir, folder):
     return export_encoder(model.encoder, folder, card)
 
 
-def _check_options(precision, augment, seed, knn_every, steps_per_epoch):
-    for name, value, known in (
-        ("precision", precision, PRECISIONS),
-        ("augment", augment, ("cpu", "device")),
-    ):
-        if value not in known:
-            raise ValueError(
-                f"`{name}` must be one of {', '.join(known)}. "
-                f"Received: {value!r}"
-            )
+def _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch):
+    check_choice("precision", precision, PRECISIONS)
+    check_choice("jit", jit, JIT)
+    check_choice("augment", augment, ("cpu", "device"))
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32. Received: {seed}")
     for name, value, low in (

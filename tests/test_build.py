@@ -41,3 +41,22 @@ def test_precision_is_the_models_alone(small_shapes):
     assert model.encoder.compute_dtype == "bfloat16"
     assert keras.config.dtype_policy().name == "float32"
     assert float(model.optimizer.learning_rate) > 0
+
+
+def test_jit_is_as_asked_for(small_shapes):
+    _, preset, _, _ = prepare(batch_size=32, width=2)
+    for jit, compiled in (("on", True), ("off", False), ("auto", False)):
+        model = build_model(preset, None, 10, "float32", jit)
+        assert model.jit_compile is compiled  # There is no GPU here.
+
+
+def test_width_is_of_the_resnets(small_shapes):
+    with pytest.raises(ValueError, match="vit_tiny has one width"):
+        prepare(encoder="vit_tiny", width=16)
+
+
+def test_preset_may_start_residual_branches_at_zero(small_shapes):
+    _, preset, _, _ = prepare(settings="zero_init_residual=true", width=2)
+    model = build_model(preset, None, 10, "float32")
+    gamma = model.encoder.get_layer("stage0_0_b_bn").gamma
+    assert not gamma.numpy().any()

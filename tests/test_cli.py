@@ -144,14 +144,14 @@ def test_images_that_break_off_are_found_while_training(tmp_path):
     (tmp_path / "photos").mkdir()
     for number in range(12):
         pixels = draw.integers(0, 255, (30 + number, 40, 3)).astype(np.uint8)
-        file = tmp_path / "photos" / f"{number:02}.jpg"
+        file = tmp_path / "photos" / f"{number:02}.png"
         Image.fromarray(pixels).save(file)
         if number in (3, 7):
             file.write_bytes(file.read_bytes()[:700])
     options = "--dataset photos --encoder resnet18 --batch-size 4".split()
     options += ["--epochs", 1, *SMALL[:4], "--set", "queue_size=8"]
     result = invoke("pretrain", *options, "--run-dir", "strict")
-    assert_refused(result, "of 12 image files are broken", ".jpg")
+    assert_refused(result, "of 12 image files are broken", ".png")
     result = invoke("pretrain", *options, "--max-broken", 0.2)
     assert result.exit_code == 0, result.output
     assert "2 broken image files left out" in result.output
@@ -168,7 +168,17 @@ def test_images_that_break_off_are_found_while_training(tmp_path):
         (["--set", "temperature=-1"], ["`temperature` must be > 0"]),
         (["--batch-size", "9000"], ["batch_size=9000"]),
         (["--epochs", "0"], ["`epochs` must be >= 1"]),
-        (["--encoder", "vgg"], ["resnet18"]),
+        (["--encoder", "resnet19"], ["Did you mean resnet18"]),
+        (["--encoder", "vgg"], ["keras.applications/VGG16"]),
+        (["--encoder", "vit_tiny", "--width", "8"], ["`width`", "vit_tiny"]),
+        (["--encoder", "vit_tiny", "--image-size", "30"], ["Nearest: 32"]),
+        (
+            ["--encoder", "keras.applications/Xception"],
+            ["32 pixels", "`image_size`", "71"],
+        ),
+        (["--jit", "maybe"], ["auto, on, off"]),
+        (["--batch-size", "100", "--set", "batch_norm_groups=8"], ["100"]),
+        (["--batch-size", "8", "--set", "batch_norm_groups=8"], ["2 samples"]),
         (["--run-dir", "file/run"], ["folder"]),
         (["--dataset", "cifar10", "--data-dir", "tfds"], ["--data-dir"]),
     ],

@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from test_decode import encoded, photo
 
 import keras_moco as km
 from keras_moco.data import folder, tfds
 from keras_moco.data.decode import try_header
 from keras_moco.data.encoded import StreamedImages
-from test_decode import encoded, photo
 
 PRESET = km.PRESETS["moco_v2"]
 

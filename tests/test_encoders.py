@@ -1,8 +1,21 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from keras_moco.encoders import feature_dim, projection_head, resnet
+import keras_moco as km
+from keras_moco.encoders import (
+    build_encoder,
+    describe,
+    encoder_names,
+    feature_dim,
+    projection_head,
+    resnet,
+    vit,
+)
+from keras_moco.encoders.vit import positions
+from keras_moco.export import export_encoder, load_encoder
+from keras_moco.layers import norm_layers, num_groups, swap_batch_norm
 
 
 @pytest.mark.parametrize(
@@ -12,13 +25,28 @@ from keras_moco.encoders import feature_dim, projection_head, resnet
         ("resnet18", 11_176_512, 512),
         ("resnet34", 21_284_672, 512),
         ("resnet50", 23_508_032, 2048),
+        ("resnet101", 42_500_160, 2048),
+        ("resnet152", 58_143_808, 2048),
     ],
 )
 def test_trainable_parameters_are_torchvisions(name, parameters, features):
-    model = resnet(name)
+    assert describe(name) == (parameters, features)
+
+
+def test_description_is_that_of_the_built_model():
+    model = resnet("resnet18")
     count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    assert count == parameters
-    assert model.output_shape == (None, features)
+    assert describe("resnet18") == (count, 512)
+    assert model.output_shape == (None, 512)
+
+
+@pytest.mark.parametrize("name, last", [("resnet18", "b"), ("resnet50", "c")])
+def test_residual_branches_may_start_at_zero(name, last):
+    model = resnet(name, 32, 2, zero_init_residual=True)
+    for layer in model.layers:
+        if layer.name.endswith("_bn"):
+            is_last = layer.name.endswith(f"_{last}_bn")
+            np.testing.assert_array_equal(layer.gamma, 0.0 if is_last else 1.0)
 
 
 def test_small_images_keep_their_resolution_in_the_stem():
@@ -70,6 +98,165 @@ def test_any_image_size_is_taken():
 def test_unknown_name_is_refused():
     with pytest.raises(ValueError, match="resnet18.*Received: 'resnet19'"):
         resnet("resnet19")
+    with pytest.raises(ValueError, match="vit_small.*Received: 'vit_huge'"):
+        vit("vit_huge")
+    with pytest.raises(ValueError, match="mean keras.applications/ResNet50V2"):
+        build_encoder("keras.applications/ResNet50V3")
+    with pytest.raises(ValueError, match="no encoder 'xyzzy'. All of them"):
+        build_encoder("xyzzy")
+
+
+# Vision transformers
+
+
+@pytest.mark.parametrize("name, width", [("vit_tiny", 192), ("vit_small", 384)])
+def test_vit_has_the_parameters_of_its_parts(name, width):
+    norm, attention = 2 * width, 4 * (width * width + width)
+    mlp = 2 * 4 * width * width + 5 * width
+    expected = 12 * (2 * norm + attention + mlp) + norm
+    assert describe(name) == (expected, width)  # patches are frozen
+    patches = 16 * 16 * 3 * width + width
+    model = vit(name, freeze_patch_embedding=False)
+    count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert count == expected + patches
+
+
+def test_positions_are_sines_and_cosines_of_columns_and_rows():
+    table = positions(5, 8)
+    for row, column, pair in [(0, 0, 0), (3, 1, 0), (2, 4, 1)]:
+        frequency = 1 / 10000 ** (pair / 2)
+        found = table[row, column, [pair, 2 + pair, 4 + pair, 6 + pair]]
+        expected = [
+            np.sin(column * frequency),
+            np.cos(column * frequency),
+            np.sin(row * frequency),
+            np.cos(row * frequency),
+        ]
+        np.testing.assert_allclose(found, expected)
+
+
+def test_positions_are_added_to_the_patches():
+    model = vit("vit_tiny", 32)
+    layer = model.get_layer("positions")
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 192)).astype("float32")
+    np.testing.assert_allclose(layer(x), x + positions(8, 192), atol=1e-5)
+
+
+def test_attention_starts_in_xaviers_range():
+    model = vit("vit_tiny", 32)
+    for weight in model.get_layer("block0_attention").weights:
+        values = weight.numpy()
+        if "kernel" in weight.path:
+            bound = np.sqrt(6 / (192 + 192))
+            assert np.abs(values).max() <= bound
+            np.testing.assert_allclose(
+                values.std(), bound / np.sqrt(3), rtol=0.02
+            )
+        else:
+            np.testing.assert_array_equal(values, 0)
+
+
+def test_frozen_patches_stay_and_the_rest_learns(random_pairs):
+    encoder = vit("vit_tiny", 8)
+    model = km.MoCo(encoder, projection_head(192, 8), queue_size=16)
+    model.compile(km.SGD(0.1))
+    before = [v.numpy() for v in encoder.get_layer("patches").weights]
+    block = encoder.get_layer("block3_mlp1").kernel.numpy()
+    model.fit(random_pairs(steps=2), verbose=0)
+    for part in (model.encoder, model.key_encoder):
+        for old, new in zip(
+            before, part.get_layer("patches").weights, strict=True
+        ):
+            np.testing.assert_array_equal(old, new)
+    assert not np.array_equal(
+        block, model.encoder.get_layer("block3_mlp1").kernel
+    )
+    key = model.key_encoder.get_layer("block3_mlp1").kernel
+    assert not np.array_equal(block, key)
+
+
+@pytest.mark.parametrize("size, nearest", [(100, 96), (7, 8), (2, 4)])
+def test_patches_must_divide_the_image(size, nearest):
+    with pytest.raises(
+        ValueError, match=f"Received: {size}. Nearest: {nearest}"
+    ):
+        vit("vit_small", size)
+
+
+# Encoders of Keras and keras-cv
+
+
+def test_names_are_unique_and_ours_come_first():
+    names = encoder_names()
+    assert len(set(names)) == len(names) > 50
+    assert names[:2] == ["resnet18", "resnet34"]
+    assert "keras.applications/EfficientNetV2B0" in names
+    assert "keras_cv/ResNet18Backbone" in names
+
+
+@pytest.mark.parametrize(
+    "name, size, features",
+    [
+        ("keras.applications/EfficientNetV2B0", 32, 1280),
+        ("keras.applications/MobileNetV3Small", 32, 576),
+        ("keras.applications/ConvNeXtTiny", 32, 768),
+        ("keras_cv/ResNet18Backbone", 32, 512),
+    ],
+)
+def test_encoders_of_other_libraries_are_swapped_and_exported(
+    tmp_path, name, size, features
+):
+    x = np.random.default_rng(0).random((4, size, size, 3), "float32")
+    encoder = build_encoder(name, size)
+    assert encoder.output_shape == (None, features)
+    before = encoder(x, training=False)
+    swapped = swap_batch_norm(encoder, groups=2)
+    own = [
+        layer
+        for layer in encoder._flatten_layers(include_self=False)
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert len(norm_layers(swapped)) == len(own)
+    assert num_groups(swapped) == (2 if own else 1)
+    export_encoder(swapped, tmp_path / "export")
+    loaded = load_encoder(tmp_path / "export")
+    np.testing.assert_allclose(loaded(x, training=False), before, atol=1e-4)
+    served = tf.saved_model.load(tmp_path / "export")
+    np.testing.assert_allclose(served.serve(x), before, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, options, scale",
+    [
+        ("MobileNetV3Small", {"include_preprocessing": False}, 1),
+        ("EfficientNetB0", {}, 255),  # Divides by 255 itself.
+    ],
+)
+def test_applications_get_normalised_images(name, options, scale):
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+    ours = build_encoder(f"keras.applications/{name}", 32, mean=mean, std=std)
+    theirs = getattr(keras.applications, name)(
+        include_top=False,
+        weights=None,
+        input_shape=(32, 32, 3),
+        pooling="avg",
+        **options,
+    )
+    ours_ = [w for w in ours.weights if "normalize_images" not in w.path]
+    for a, b in zip(ours_, theirs.weights, strict=True):
+        a.assign(b + 0.05)
+        b.assign(b + 0.05)
+    x = np.random.default_rng(0).random((2, 32, 32, 3), "float32")
+    expected = theirs(scale * (x - mean) / std, training=False)
+    assert np.std(expected) > 0
+    np.testing.assert_allclose(ours(x, training=False), expected, rtol=1e-3)
+
+
+def test_image_too_small_for_a_network_is_one_line():
+    with pytest.raises(ValueError, match="71") as error:
+        build_encoder("keras.applications/Xception", 32)
+    assert "\n" not in str(error.value)
+    assert "larger `image_size`" in str(error.value)
 
 
 def test_v1_head_is_linear_and_v2_head_has_one_hidden_relu():
@@ -115,3 +302,16 @@ def test_encoder_that_gives_a_map_is_refused_with_the_remedy():
 def test_unbuilt_encoder_is_refused():
     with pytest.raises(ValueError, match="built Keras model"):
         feature_dim(keras.Sequential([keras.layers.Flatten()]))
+
+
+def test_lambda_layers_and_several_inputs_are_refused():
+    images = keras.Input((8, 8, 3))
+    x = keras.layers.Lambda(lambda x: 2 * x, name="twice")(images)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    with pytest.raises(ValueError, match="Lambda layer, 'twice'") as error:
+        feature_dim(keras.Model(images, x))
+    assert "\n" not in str(error.value)
+    other = keras.Input((3,), name="meta")
+    y = keras.layers.Add()([keras.layers.GlobalMaxPooling2D()(images), other])
+    with pytest.raises(ValueError, match="one input.*takes 2: .*meta"):
+        feature_dim(keras.Model([images, other], y))

@@ -5,13 +5,14 @@ import tensorflow as tf
 
 from keras_moco.layers import (
     BatchNormalization,
-    in_groups,
+    check_groups,
     norm_layers,
+    num_groups,
     plain_float32,
     swap_batch_norm,
 )
 
-SHAPES = {"map": (12, 5, 4, 3), "vector": (12, 3)}
+SHAPES = {"map": (12, 5, 4, 3), "vector": (12, 3), "tokens": (12, 7, 3)}
 
 
 def batch(shape, seed=0):
@@ -54,12 +55,13 @@ def test_one_group_equals_keras(shape, training, affine):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_groups_are_normalised_by_their_own_statistics():
-    x = batch(SHAPES["map"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_groups_are_normalised_by_their_own_statistics(shape):
+    x = batch(shape)
     layer = built(BatchNormalization(groups=3, momentum=0.8), x.shape)
     gamma, beta, mean, variance = (w.numpy() for w in layer.weights)
     y = layer(x, training=True)
-    parts = x.reshape(3, 4 * 5 * 4, 3)
+    parts = x.reshape(3, -1, 3)
     expected = (parts - parts.mean(axis=1, keepdims=True)) / np.sqrt(
         parts.var(axis=1, keepdims=True) + layer.epsilon
     )
@@ -128,8 +130,8 @@ def test_swapping_keeps_function_settings_and_weights():
     assert {layer.momentum for layer in layers} == {0.7, 0.99}
     assert {layer.epsilon for layer in layers} == {1e-3, 0.1}
     np.testing.assert_allclose(swapped(x), model(x), atol=1e-5)
-    assert in_groups(swapped)
-    assert not in_groups(model) and not in_groups(swap_batch_norm(model))
+    assert num_groups(swapped) == 2
+    assert num_groups(model) == num_groups(swap_batch_norm(model)) == 1
 
 
 def test_plain_copy_has_no_layer_of_ours_and_computes_in_float32():
@@ -155,3 +157,62 @@ def test_config_round_trip():
 def test_groups_start_at_one():
     with pytest.raises(ValueError, match="`groups`.*0"):
         BatchNormalization(groups=0)
+
+
+def test_groups_need_channels_on_the_last_axis():
+    images = keras.Input((3, 8, 8))
+    x = keras.layers.BatchNormalization(axis=1, name="first")(images)
+    model = keras.Model(images, keras.layers.Flatten()(x))
+    with pytest.raises(ValueError, match="'first' normalises axis 1") as error:
+        swap_batch_norm(model, groups=2)
+    assert "\n" not in str(error.value)
+    x = batch((4, 3, 8, 8))
+    swapped = swap_batch_norm(model)
+    np.testing.assert_allclose(
+        swapped(x, training=True), model(x, training=True), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("groups, size", [(3, 8), (8, 8), (4, 6)])
+def test_batch_must_fall_into_groups_of_two_or_more(groups, size):
+    words = f"batch_norm_groups={groups}, batch_size={size}"
+    with pytest.raises(ValueError, match=words):
+        check_groups(size, groups)
+    check_groups(groups * 2, groups)
+    check_groups(1, 1)
+
+
+def test_synchronised_statistics_are_those_of_all_replicas(two_replicas):
+    x = batch((8, 5, 4, 3))
+    with pytest.raises(ValueError, match="whole batch"):
+        BatchNormalization(groups=2, synchronized=True)
+    with two_replicas.scope():
+        layer = built(
+            BatchNormalization(synchronized=True, momentum=0.9), x.shape
+        )
+    gamma, beta, mean, variance = (w.numpy() for w in layer.weights)
+
+    def step():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        share = tf.constant(x)[4 * replica : 4 * replica + 4]
+        return layer(share, training=True)
+
+    shares = two_replicas.run(tf.function(step))
+    y = np.concatenate(two_replicas.experimental_local_results(shares))
+    flat = x.reshape(-1, 3)
+    expected = (x - flat.mean(axis=0)) / np.sqrt(
+        flat.var(axis=0) + layer.epsilon
+    )
+    np.testing.assert_allclose(y, expected * gamma + beta, atol=1e-4)
+    np.testing.assert_allclose(
+        layer.moving_mean.numpy(),
+        0.9 * mean + 0.1 * flat.mean(axis=0),
+        rtol=1e-4,
+    )
+
+
+def test_swapping_can_synchronise(tiny_encoder):
+    swapped = swap_batch_norm(tiny_encoder(), synchronized=True)
+    assert [layer.synchronized for layer in norm_layers(swapped)] == [True]
+    kept = swap_batch_norm(swapped)
+    assert [layer.synchronized for layer in norm_layers(kept)] == [True]

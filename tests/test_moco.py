@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
+from keras_moco.layers import swap_batch_norm
 from keras_moco.queue import unit_length
 from keras_moco.schedules import CosineMomentum
 
@@ -458,3 +459,64 @@ def test_mixed_float16_keeps_queue_and_loss_in_float32(random_pairs):
     assert model.queue.dtype == "float32"
     norms = np.linalg.norm(model.queue.numpy(), axis=1)
     np.testing.assert_allclose(norms, 1, rtol=1e-5)
+
+
+def test_float16_gradients_are_those_of_float32(tiny_encoder, random_pairs):
+    """With the loss scale at work, which keeps small ones from vanishing."""
+    gradients = {}
+    for policy in ("float32", "mixed_float16"):
+        keras.utils.set_random_seed(3)
+        keras.config.set_dtype_policy(policy)
+        try:
+            model = tiny_moco(tiny_encoder(features=8))
+            sgd = km.SGD(1.0, momentum=0.0)
+            if policy == "mixed_float16":  # From 2 ** 15 the first step skips.
+                scaled = keras.optimizers.LossScaleOptimizer
+                sgd = scaled(sgd, initial_scale=2.0**10)
+            model.compile(sgd)
+        finally:
+            keras.config.set_dtype_policy("float32")
+        before = [v.numpy() for v in model.trainable_variables]
+        model.fit(random_pairs(steps=1, batch=16), verbose=0)
+        after = [v.numpy() for v in model.trainable_variables]
+        gradients[policy] = np.concatenate(
+            [(b - a).ravel() for a, b in zip(after, before, strict=True)]
+        )
+    a, b = gradients.values()
+    assert np.linalg.norm(a) > 0
+    assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)
+
+
+def test_the_step_is_traced_once(tiny_encoder, random_pairs):
+    traces = []
+
+    class Counting(km.MoCo):
+        def train_step(self, data):
+            traces.append("step")
+            return super().train_step(data)
+
+        def key_momentum(self):
+            traces.append("update")
+            return super().key_momentum()
+
+    model = Counting(tiny_encoder(), km.projection_head(4, 4), queue_size=16)
+    model.compile(km.SGD(0.1))
+    model.fit(random_pairs(steps=1), verbose=0)
+    after_one_step = list(traces)
+    assert set(traces) == {"step", "update"}
+    model.fit(random_pairs(steps=5, seed=1), epochs=2, verbose=0)
+    assert traces == after_one_step
+
+
+def test_batches_must_fall_into_the_groups(tiny_encoder, random_pairs):
+    encoder = swap_batch_norm(tiny_encoder(), groups=4)
+    model = tiny_moco(encoder)
+    model.compile(km.SGD(0.1))
+    with pytest.raises(ValueError, match="batch_norm_groups=4, batch_size=6"):
+        model.fit(random_pairs(batch=6), verbose=0)
+    unknown = random_pairs(steps=1, batch=16).unbatch().batch(8)
+    with pytest.raises(ValueError, match="drop_remainder=True") as error:
+        model.fit(unknown, verbose=0)
+    assert "\n" not in str(error.value)
+    known = random_pairs(steps=1, batch=16).unbatch().batch(8, True)
+    model.fit(known, verbose=0)

@@ -10,7 +10,6 @@ from keras_moco.data.decode import (
     fit_boxes,
     try_decode,
     try_decode_boxes,
-    try_header,
 )
 from keras_moco.data.images import Images
 
@@ -161,8 +160,7 @@ class StreamedImages(EncodedImages):
     def _stand_in(self, index, min_side=None):
         self._mark_broken(int(index))
         if self._last is None:
-            for _, self._last in self.sample(1, 0):
-                break
+            self._last = next(self.sample(1, seed=0))[1]
         return self._last
 
 

@@ -317,10 +317,7 @@ class MoCo(keras.Model):
         optimizer's step this is the published order, where the average comes
         before the next forward pass and the first one changes nothing.
         """
-        if tf.inside_function():
-            self._update_key_encoder()
-        else:
-            self._compiled_update()
+        self._compiled_update()
 
     def _update_key_encoder(self):
         momentum = self.key_momentum()
@@ -450,7 +447,12 @@ class MoCo(keras.Model):
     def make_train_function(self, force=False):
         """As Keras'; compiles the momentum update anew along with it."""
         if self.train_function is None or force:
-            self._compiled_update = tf.function(self._update_key_encoder)
+            # XLA reads both encoders once, where TensorFlow alone writes every
+            # intermediate array; several devices are beyond it.
+            alone = self.distribute_strategy.num_replicas_in_sync == 1
+            self._compiled_update = tf.function(
+                self._update_key_encoder, jit_compile=alone
+            )
         return super().make_train_function(force)
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):

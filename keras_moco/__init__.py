@@ -6,7 +6,7 @@ Names are imported on first use, so that the command line answers at once.
 import importlib
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "MoCo": "moco",
@@ -20,9 +20,13 @@ _HOME = {
     "resnet": "encoders",
     "vit": "encoders",
     "projection_head": "encoders",
+    "swap_batch_norm": "layers",
     "load_images": "data.sources",
     "pretrain_dataset": "data.pipeline",
-    "labeled_dataset": "data.pipeline",
+    "labeled_dataset": "data.labeled",
+    "labeled_splits": "data.labeled",
+    "linear_probe": "probe",
+    "trained_image_size": "export",
     "knn_accuracy": "evaluate",
     "KNNMonitor": "callbacks",
     "export_encoder": "export",

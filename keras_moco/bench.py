@@ -1,12 +1,13 @@
 """Where the time of a run goes: data, step, both, momentum update."""
 
+import math
 import statistics
 import time
 
 import keras
 import tensorflow as tf
 
-from keras_moco.data.pipeline import pretrain_dataset
+from keras_moco.data.pipeline import num_steps, pretrain_dataset
 
 
 def bench(images, preset, model=None, *, data=True, steps=20):
@@ -33,19 +34,20 @@ def bench(images, preset, model=None, *, data=True, steps=20):
     if steps < 2:
         raise ValueError(f"`steps` must be at least 2. Received: {steps}")
     batch_size, figures = preset.batch_size, {}
-    pairs = pretrain_dataset(images, preset, None, batch_size).repeat()
     if data:
-        rate = batch_size / _seconds_per_batch(pairs, steps)
+        seconds = _seconds_per_batch(_pairs(images, preset, steps + 5))
+        rate = batch_size / seconds
         figures["data_images_per_second"] = rate
     if model is None:
         return figures
-    ready = tf.data.Dataset.from_tensors(next(iter(pairs))).repeat()
+    (views,) = _pairs(images, preset, 1)
+    ready = tf.data.Dataset.from_tensors(views).repeat(steps + 2)
     options = tf.data.Options()
     options.autotune.enabled = False
-    step = _seconds_per_step(model, ready.with_options(options), steps)
+    step = _seconds_per_step(model, ready.with_options(options))
     figures["step_images_per_second"] = batch_size / step
     if data:
-        both = _seconds_per_step(model, pairs, steps)
+        both = _seconds_per_step(model, _pairs(images, preset, steps + 2))
         figures["pretrain_images_per_second"] = batch_size / both
         figures["data_wait"] = max(0.0, 1.0 - step / both)
     figures["momentum_update_ms"] = 1e3 * _median_seconds(
@@ -73,21 +75,27 @@ def bottleneck(figures):
     )
 
 
-def _seconds_per_batch(dataset, steps):
-    """Mean over `steps`, once what was prefetched is used up."""
-    iterator = iter(dataset)
-    for _ in range(5):
-        next(iterator)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        next(iterator)
-    return (time.perf_counter() - begin) / steps
+def _pairs(images, preset, count):
+    """At least so many batches, over several passes if need be."""
+    passes = math.ceil(count / num_steps(images, preset.batch_size))
+    each = math.ceil(count / passes)
+    return pretrain_dataset(
+        images, preset, None, preset.batch_size, steps_per_epoch=each
+    ).repeat(passes)
 
 
-def _seconds_per_step(model, dataset, steps):
-    """Median over `steps`, after two steps that compile."""
+def _seconds_per_batch(dataset):
+    """Mean over all batches but the first five, which may be prefetched."""
+    times = []
+    for _ in dataset:
+        times.append(time.perf_counter())
+    return (times[-1] - times[4]) / (len(times) - 5)
+
+
+def _seconds_per_step(model, dataset):
+    """Median over all steps but the first two, which compile."""
     clock = _StepClock()
-    model.fit(dataset, steps_per_epoch=steps + 2, callbacks=[clock], verbose=0)
+    model.fit(dataset, callbacks=[clock], verbose=0)
     spans = [b - a for a, b in zip(clock.times[1:], clock.times[2:])]  # noqa: B905
     return statistics.median(spans)
 

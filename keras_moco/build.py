@@ -4,10 +4,15 @@ import contextlib
 
 import keras
 
+from keras_moco import distribute
 from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
 from keras_moco.encoders import build_encoder, check_name
-from keras_moco.layers import check_groups, default_groups
+from keras_moco.layers import (
+    check_groups,
+    default_groups,
+    groups_per_replica,
+)
 from keras_moco.moco import MoCo
 from keras_moco.optimizers import build_optimizer
 from keras_moco.presets import find_preset, parse_setting
@@ -67,10 +72,30 @@ def prepare(
         image_size=preset.image_size or natural_size(images),
         mask_same_image=masked,
         batch_norm_groups=preset.batch_norm_groups
-        or default_groups(preset.batch_size),
+        or (1 if preset.sync_batch_norm else default_groups(preset.batch_size)),
     )
-    check_groups(preset.batch_size, preset.batch_norm_groups)
+    check_batch(preset)
     return preset_name, preset, images, source
+
+
+def check_batch(preset):
+    """Raises unless a batch can be shared out to replicas and groups."""
+    replicas = distribute.num_replicas()
+    share = preset.batch_size // replicas
+    if preset.batch_size % replicas or (replicas > 1 and share < 2):
+        raise ValueError(
+            f"`batch_size` must give each of the {replicas} replicas the same "
+            "number of images, at least the 2 that batch normalisation needs. "
+            f"Received: {preset.batch_size}"
+        )
+    check_groups(preset.batch_size, preset.batch_norm_groups)
+    if preset.sync_batch_norm and preset.batch_norm_groups > 1:
+        raise ValueError(
+            "`sync_batch_norm` normalises by the whole batch: "
+            "`batch_norm_groups` must be 1. Received: "
+            f"{preset.batch_norm_groups}"
+        )
+    check_groups(share, groups_per_replica(preset))
 
 
 def check_choice(name, value, known):
@@ -106,7 +131,9 @@ def build_model(preset, encoder, total_steps, precision, jit="auto"):
         _check_input(encoder, preset.image_size)
         model = MoCo.from_preset(preset, encoder, total_steps)
         optimizer = build_optimizer(preset, preset.batch_size, total_steps)
-        model.compile(optimizer, jit_compile=JIT[jit])
+        alone = distribute.num_replicas() == 1
+        compiled = JIT[jit] if alone or jit != "auto" else False
+        model.compile(optimizer, jit_compile=compiled)
     return model
 
 

@@ -11,6 +11,7 @@ class MomentumUpdate(keras.callbacks.Callback):
     It owns the moment; the rule is `MoCo.update_key_encoder`. When Keras runs
     several steps in one call (`steps_per_execution`), batches end without a
     callback in between: the update is then placed inside the compiled step.
+    At the end of an epoch it lets replicas share their batch statistics.
 
     Raises:
         ValueError: `steps_per_execution` above 1 on several replicas.
@@ -41,6 +42,9 @@ class MomentumUpdate(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self.model.update_in_step:
             self.model.update_key_encoder()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.average_statistics()
 
 
 class KNNMonitor(keras.callbacks.Callback):

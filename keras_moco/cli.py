@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -15,10 +16,33 @@ import click
 from keras_moco import __version__
 from keras_moco.presets import PRESETS, find_preset
 
+COMMANDS = "keras_moco.commands"
 PACKAGE = str(pathlib.Path(__file__).parent)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The commands below, and those of installed packages.
+
+    A package offers one by an entry point of the group `keras_moco.commands`.
+    """
+
+    def list_commands(self, ctx):
+        offered = importlib.metadata.entry_points(group=COMMANDS)
+        return sorted({*super().list_commands(ctx), *offered.names})
+
+    def get_command(self, ctx, name):
+        own = super().get_command(ctx, name)
+        if own is None:
+            for entry in importlib.metadata.entry_points(
+                group=COMMANDS, name=name
+            ):
+                return entry.load()
+        return own
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__)
 def main():
     """Momentum contrast: unlabelled images in, a good encoder out.
@@ -27,11 +51,11 @@ def main():
     """
 
 
-def command(function):
-    """A command that loads TensorFlow silently and fails in one line."""
+def one_line_errors(function):
+    """Loads TensorFlow silently, and fails in one line where a user erred."""
 
     @functools.wraps(function)
-    def run(**options):
+    def run(*args, **options):
         try:
             with quiet_tensorflow():
                 import tensorflow as tf
@@ -39,10 +63,12 @@ def command(function):
                 import keras_moco.pretraining  # noqa: F401
 
                 tf.config.list_physical_devices()  # Says what it lacks.
-            function(**options)
+            return function(*args, **options)
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
-            sys.exit(130)
+            sys.stdout.flush()
+            # Python would wait for threads that still make views.
+            os._exit(130)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) or raised_here(error):
                 raise UserError(" ".join(str(error).split())) from error
@@ -54,7 +80,13 @@ def command(function):
                 raise UserError(found.group()) from error
             raise
 
-    return main.command(name=function.__name__.replace("_", "-"))(run)
+    return run
+
+
+def command(function):
+    """A command of this file."""
+    name = function.__name__.replace("_", "-")
+    return main.command(name=name)(one_line_errors(function))
 
 
 class UserError(click.ClickException):
@@ -167,6 +199,26 @@ jit_option = click.option(
 @recipe_options
 @precision_option
 @jit_option
+@click.option(
+    "--devices",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|all|N",
+    help="auto: all GPUs, else the CPU. Several machines: set TF_CONFIG.",
+)
+@click.option(
+    "--logical-cpus",
+    type=int,
+    default=1,
+    help="Split the CPU into N devices, to try several without GPUs.",
+)
+@click.option(
+    "--worker-timeout",
+    type=int,
+    default=60,
+    show_default=True,
+    help="Seconds until a silent machine is given up.",
+)
 @click.option("--epochs", type=int)
 @click.option("--steps-per-epoch", type=int, help="For short epochs.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -194,11 +246,18 @@ jit_option = click.option(
     metavar="DIR",
     help="Where the encoder goes. Default: saved_models/<run name>.",
 )
-def pretrain(dataset, **options):
+def pretrain(dataset, logical_cpus, **options):
     """Pretrain an encoder on unlabelled images and export it."""
+    from keras_moco.distribute import split_cpu
     from keras_moco.pretraining import pretrain
 
+    if logical_cpus != 1:
+        split_cpu(logical_cpus)
+        if options["devices"] == "auto":
+            options["devices"] = "all"
     result = pretrain(one_or_many(dataset), **options)
+    if not result:  # Another machine has it.
+        return
     export = result["export"]
     if "knn_top1" in result:
         data = " ".join(f"--dataset {name}" for name in dataset or ["shapes"])
@@ -237,24 +296,14 @@ def export(run_dir, folder):
 def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
-    from keras_moco.data.images import match_classes
-    from keras_moco.export import read_card
 
-    if image_size is None:
-        image_size = read_card(encoder).get("settings", {}).get("image_size")
-    dataset = one_or_many(dataset)
     model = km.load_encoder(encoder)
+    if image_size is None:
+        image_size = km.trained_image_size(encoder)
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size must be >= 1. Received: {image_size}")
-    bank, test = (
-        km.load_images(
-            dataset, split, data_dir=data_dir, image_size=image_size or 32
-        )
-        for split in ("train", "test")
-    )
-    bank, test = (
-        km.labeled_dataset(images, image_size=image_size)
-        for images in (bank, match_classes(bank, test))
+    bank, test, _ = km.labeled_splits(
+        one_or_many(dataset), image_size, data_dir
     )
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
     click.echo(

@@ -108,6 +108,16 @@ def read_card(folder):
     return {}
 
 
+def trained_image_size(folder):
+    """The side of the images that an exported encoder was trained on, or None.
+
+    Example:
+        >>> trained_image_size("saved_models/stl10-stl10")
+        96
+    """
+    return read_card(folder).get("settings", {}).get("image_size")
+
+
 def load_encoder(folder):
     """Loads an exported encoder as a trainable `keras.Model`.
 

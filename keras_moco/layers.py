@@ -69,49 +69,56 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if rank != 4:
             batch = tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
             x = tf.reshape(x, (batch, 1, -1, x.shape[-1]))
+        affine = self._affine(x.shape[-1])
         if training and self.trainable:
-            x = self._normalize_groups(x)
+            x = self._normalize_groups(x, affine)
         else:
             moving = self.moving_mean.value, self.moving_variance.value
-            x = self._fused(x, *moving, is_training=False).y
+            x = self._fused(x, *affine, *moving, is_training=False).y
         if rank != 4:
             x = tf.ensure_shape(tf.reshape(x, tf.shape(inputs)), inputs.shape)
         return x
 
-    def _normalize_groups(self, x):
+    def _normalize_groups(self, x, affine):
         """Normalises by the statistics of each group, and moves their means."""
         if x.shape[0] is not None:
             check_groups(x.shape[0], self.groups)
         none = tf.zeros((0,))
         results = [
-            self._fused(part, none, none, is_training=True)
+            self._fused(part, *affine, none, none, is_training=True)
             for part in (tf.split(x, self.groups) if self.groups > 1 else [x])
         ]
         # The operation gives the unbiased variance, Keras keeps the biased.
         count = tf.cast(tf.size(x) // x.shape[-1] // self.groups, tf.float32)
-        bias = (count - 1.0) / count
-        self._move(self.moving_mean, [r.batch_mean for r in results])
+        mean = tf.add_n([r.batch_mean for r in results])
+        variance = tf.add_n([r.batch_variance for r in results])
+        self._move(self.moving_mean, mean / self.groups)
         self._move(
-            self.moving_variance, [bias * r.batch_variance for r in results]
+            self.moving_variance,
+            variance * ((count - 1.0) / (count * self.groups)),
         )
+        if self.groups == 1:
+            return results[0].y
         return tf.concat([r.y for r in results], axis=0)
 
-    def _fused(self, x, mean, variance, is_training):
-        channels = x.shape[-1]
+    def _affine(self, channels):
+        """Scale and offset of the channels, float32."""
         scale = self.gamma if self.scale else tf.ones((channels,))
         offset = self.beta if self.center else tf.zeros((channels,))
+        return tf.cast(scale, tf.float32), tf.cast(offset, tf.float32)
+
+    def _fused(self, x, scale, offset, mean, variance, is_training):
         return tf.raw_ops.FusedBatchNormV3(
             x=x,
-            scale=tf.cast(scale, tf.float32),
-            offset=tf.cast(offset, tf.float32),
+            scale=scale,
+            offset=offset,
             mean=tf.cast(mean, tf.float32),
             variance=tf.cast(variance, tf.float32),
             epsilon=self.epsilon,
             is_training=is_training,
         )
 
-    def _move(self, moving, values):
-        value = tf.add_n(values) / len(values)
+    def _move(self, moving, value):
         momentum = self.momentum
         moving.assign(moving * momentum + value * (1.0 - momentum))
 
@@ -174,11 +181,19 @@ def plain_float32(model):
 
 
 def default_groups(batch_size):
-    """Groups for a batch on one device: up to 8 of at least 16 samples."""
+    """Groups for a batch over all devices: up to 8 of 16 samples or more."""
     for groups in (8, 4, 2):
         if batch_size % groups == 0 and batch_size // groups >= 16:
             return groups
     return 1
+
+
+def groups_per_replica(preset):
+    """How many of a preset's groups fall to each replica, at least one."""
+    if preset.sync_batch_norm:
+        return 1
+    groups = preset.batch_norm_groups or default_groups(preset.batch_size)
+    return max(1, groups // distribute.num_replicas())
 
 
 def check_groups(batch_size, groups):
@@ -203,6 +218,17 @@ def rebuild(model, clone_function):
 def num_groups(model):
     """The most groups that a model normalises a batch in."""
     return max([layer.groups for layer in norm_layers(model)], default=1)
+
+
+def normalizes_in_shares(model):
+    """Whether samples of one batch are normalised apart from each other."""
+    if distribute.num_replicas() == 1:
+        return num_groups(model) > 1
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        and not layer.synchronized
+        for layer in model._flatten_layers(include_self=False)
+    )
 
 
 def norm_layers(model):

@@ -29,12 +29,33 @@ def info_nce(positive, negative, temperature, excluded=None):
     """
     # Half precision overflows at exp(1 / 0.07).
     positive = tf.cast(positive, tf.float32) / temperature
-    negative = tf.cast(negative, tf.float32) / temperature
+    negative = tf.cast(negative, tf.float32)
     if excluded is not None:
         negative = tf.where(excluded, negative.dtype.min, negative)
     # log(e^p + sum e^n) - p = softplus(log(sum e^n) - p): the two parts are
-    # never concatenated, so that no second (batch, K) array is made.
-    return tf.nn.softplus(tf.reduce_logsumexp(negative, axis=1) - positive)
+    # never concatenated.
+    return tf.nn.softplus(_log_sum_exp(negative, temperature) - positive)
+
+
+def _log_sum_exp(similarity, temperature):
+    """log(sum(exp(similarity / temperature))) of each row.
+
+    The (batch, K) exponentials are kept for the gradient, and no other array
+    of that size: with 65536 keys one takes 64 MB for 256 queries.
+    """
+
+    @tf.custom_gradient
+    def compute(similarity):
+        top = tf.reduce_max(similarity, axis=1)
+        weight = tf.exp((similarity - top[:, None]) / temperature)
+        total = tf.reduce_sum(weight, axis=1)
+
+        def gradient(upstream):
+            return weight * (upstream / (total * temperature))[:, None]
+
+        return tf.math.log(total) + top / temperature, gradient
+
+    return compute(similarity)
 
 
 def contrast_top1(positive, negative, excluded=None):

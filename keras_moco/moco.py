@@ -8,7 +8,8 @@ from keras_moco.callbacks import MomentumUpdate
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.layers import (
     check_groups,
-    default_groups,
+    groups_per_replica,
+    normalizes_in_shares,
     num_groups,
     swap_batch_norm,
 )
@@ -141,14 +142,16 @@ class MoCo(keras.Model):
             momentum = CosineMomentum(
                 momentum, preset.final_momentum, total_steps
             )
-        groups = preset.batch_norm_groups
-        if groups is None:
-            groups = default_groups(preset.batch_size)
-        encoder = swap_batch_norm(encoder, groups)
+        encoder = swap_batch_norm(
+            encoder,
+            groups_per_replica(preset),
+            synchronized=preset.sync_batch_norm or None,
+        )
         head = {
             "output_dim": preset.head_output_dim,
             "hidden_dim": preset.head_hidden_dim,
             "batch_norm": preset.head_batch_norm,
+            "sync_batch_norm": preset.sync_batch_norm,
         }
         predictor = None
         if preset.predictor_layers:
@@ -255,21 +258,20 @@ class MoCo(keras.Model):
         """Images -> keys of unit length, (batch, dim) float32.
 
         In training the key encoder normalises by its batch too, as published;
-        where it does so in groups, the images are shuffled before and the
-        keys put back in order after.
+        where it does so in shares of the batch (groups, replicas), the images
+        are shuffled before and the keys put back in order after.
         """
-        shuffle = training and num_groups(self.key_encoder) > 1
-        if shuffle:
-            # Otherwise a query and its key share a group, whose statistics
-            # tell which key is the right one (section 3.3).
-            step = tf.cast(self.optimizer.iterations, tf.int32)
-            draws = tf.random.stateless_uniform(tf.shape(images)[:1], (0, step))
-            order = tf.argsort(draws)
-            images = tf.gather(images, order)
+        # Otherwise a query and its key share a group, whose statistics tell
+        # which key is the right one (section 3.3).
+        shuffled = training and normalizes_in_shares(self.key_encoder)
+        if shuffled:
+            images, order = distribute.shuffle(
+                images, self.optimizer.iterations
+            )
         features = self.key_encoder(images, training=training)
         key = unit_length(self.key_projector(features, training=training))
-        if shuffle:
-            key = tf.gather(key, tf.argsort(order))
+        if shuffled:
+            key = distribute.unshuffle(key, order)
         return tf.stop_gradient(key)
 
     def contrast(self, query, key, index=None):
@@ -331,6 +333,32 @@ class MoCo(keras.Model):
             for query, key in self.averaged_pairs():
                 strategy.extended.update(key, average, args=(query,))
 
+    def average_statistics(self):
+        """Gives each replica the mean of the moving statistics of all.
+
+        Each moves its own in training. The mean of moving averages is the
+        moving average of the means, so it may be taken once an epoch.
+        """
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            return
+        variables = [
+            statistic.value
+            for layer in self._flatten_layers(include_self=False)
+            if isinstance(layer, keras.layers.BatchNormalization)
+            for statistic in (layer.moving_mean, layer.moving_variance)
+        ]
+
+        def average():
+            means = tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
+            )
+            for variable, mean in zip(variables, means, strict=True):
+                variable.assign(mean)
+
+        if variables:
+            strategy.run(tf.function(average))
+
     def averaged_pairs(self):
         """The (query, key) `tf.Variable`s that the average ties together."""
         pairs = []
@@ -366,6 +394,9 @@ class MoCo(keras.Model):
         }
         if self.queue_size:
             logs["queue_fill"] = self.key_queue.fill()
+        if distribute.over_machines(tf.distribute.get_strategy()):
+            # Keras takes the mean over the first axis there.
+            logs = {name: tf.reshape(x, (1,)) for name, x in logs.items()}
         return logs
 
     @property

@@ -67,8 +67,11 @@ class Preset:
         predictor_layers: Int. Layers of a predictor on the query side; 0 is
             none (v1, v2).
         batch_norm_groups: Int or None. Parts of the batch that batch
-            normalisation treats apart on one device; None takes 8, with at
-            least 16 samples each.
+            normalisation of the encoder treats apart, over all devices (each
+            of which is one part at least); None takes 8, with at least 16
+            samples each.
+        sync_batch_norm: Bool. Normalise by the whole batch, over all devices,
+            instead.
         optimizer: "sgd" or "lars".
         base_learning_rate: Float. For 256 images a batch: the learning rate is
             `base_learning_rate * batch_size / 256`.
@@ -113,6 +116,7 @@ class Preset:
     head_batch_norm: bool = False
     predictor_layers: int = 0
     batch_norm_groups: int | None = None
+    sync_batch_norm: bool = False
     optimizer: str = "sgd"
     base_learning_rate: float = 0.03
     sgd_momentum: float = 0.9
@@ -291,6 +295,7 @@ PRESETS = {
         head_output_dim=256,
         head_batch_norm=True,
         predictor_layers=2,
+        sync_batch_norm=True,
         optimizer="lars",
         base_learning_rate=0.6,
         weight_decay=1e-6,

@@ -2,20 +2,16 @@
 
 import contextlib
 import dataclasses
-import itertools
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 
 import keras
-import psutil
 import tensorflow as tf
 
-import keras_moco
-from keras_moco import terminal
+from keras_moco import distribute, terminal
 from keras_moco.augment import device_views
 from keras_moco.build import (
     JIT,
@@ -27,17 +23,21 @@ from keras_moco.build import (
 from keras_moco.callbacks import KNNMonitor
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
-from keras_moco.data.pipeline import (
-    labeled_dataset,
-    num_steps,
-    pretrain_dataset,
-)
+from keras_moco.data.labeled import labeled_dataset
+from keras_moco.data.pipeline import num_steps, pretrain_dataset
 from keras_moco.data.sources import load_images
 from keras_moco.encoders import encoder_names
 from keras_moco.evaluate import knn_accuracy
-from keras_moco.export import check_export_folder, export_encoder, read_card
+from keras_moco.export import export_encoder
 from keras_moco.presets import Preset
-from keras_moco.run import RunFolder, RunLog
+from keras_moco.run import (
+    RunFolder,
+    RunLog,
+    export_folder,
+    open_run,
+    origin,
+    peak_memory_mb,
+)
 
 
 def pretrain(
@@ -54,6 +54,8 @@ def pretrain(
     seed=0,
     precision="float32",
     jit="auto",
+    devices="auto",
+    worker_timeout=60,
     run_dir=None,
     data_dir=None,
     knn_every=1,
@@ -85,6 +87,10 @@ def pretrain(
         seed: Int >= 0. Of weights, order and views.
         precision: "float32", "mixed_bfloat16" or "mixed_float16".
         jit: "on", "off" or "auto": whether XLA compiles the train step.
+        devices: "auto" (all GPUs, else the CPU), "cpu", "all", or how many.
+            Where TF_CONFIG names several machines, all devices of all of them;
+            the first machine alone writes then.
+        worker_timeout: Seconds after which a silent machine is given up.
         run_dir: Folder of the run. None takes `runs/<dataset>-<preset>`, with
             a number behind it if that holds a run of other settings.
         data_dir: Folder of TFDS' data.
@@ -96,7 +102,8 @@ def pretrain(
         verbose: Bool. Report to the terminal.
 
     Returns:
-        Dict, also in `result.json`: `knn_top1`, `knn_top1_untrained` and
+        Dict, empty but on the first machine, also in `result.json`:
+        `knn_top1`, `knn_top1_untrained` and
         `knn_top1_pixels` (where there are labels), `loss`,
         `images_per_second`, `seconds`, `peak_memory_mb`, `run`, `export`.
 
@@ -108,25 +115,29 @@ def pretrain(
         >>> result = keras_moco.pretrain("photos/", epochs=100)
         >>> encoder = keras_moco.load_encoder(result["export"])
     """
-    say = print if verbose else lambda *_: None
     _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch)
     if encoder is not None and not isinstance(encoder, (str, keras.Model)):
         raise ValueError(
             "`encoder` must be a name or a built keras.Model. Received: "
             f"{encoder!r}"
         )
-    preset_name, preset, images, source = prepare(
-        dataset,
-        preset,
-        settings,
-        data_dir=data_dir,
-        max_broken=max_broken,
-        encoder=encoder if isinstance(encoder, str) else None,
-        width=width,
-        image_size=image_size,
-        batch_size=batch_size,
-        epochs=epochs,
-    )
+    strategy = distribute.choose_strategy(devices, worker_timeout)
+    chief = distribute.is_chief(strategy)
+    verbose = verbose and chief
+    say = print if verbose else lambda *_: None
+    with strategy.scope():
+        preset_name, preset, images, source = prepare(
+            dataset,
+            preset,
+            settings,
+            data_dir=data_dir,
+            max_broken=max_broken,
+            encoder=encoder if isinstance(encoder, str) else None,
+            width=width,
+            image_size=image_size,
+            batch_size=batch_size,
+            epochs=epochs,
+        )
     settings = {
         "data": f"{images.source}, {len(images)} images, {images.fingerprint}",
         "preset": preset_name,
@@ -144,25 +155,33 @@ def pretrain(
             f"`steps_per_epoch` must be at most {batches}, the batches of "
             f"{preset.batch_size} in the data. Received: {steps_per_epoch}"
         )
-    run = _open_run(run_dir, images.source, preset_name, settings)
-    export_to = _export_folder(export_to, run)
+    run = open_run(run_dir, images.source, preset_name, settings)
+    export_to = export_folder(export_to, run)
     result = run.read("result.json")
     if "export" in result:
         say(f"The run in {run.path} is finished already; this is its result.")
         say(terminal.result_lines(result))
         return result
-    knn_data = (
-        _knn_data(dataset, images, preset, source, say) if knn_every else ()
-    )
+    knn_data = ()
+    if knn_every and chief:
+        knn_data = _knn_data(dataset, images, preset, source, say)
 
     begin = time.perf_counter()
     keras.utils.set_random_seed(seed)
     total_steps = steps * preset.epochs
-    model = build_model(preset, encoder, total_steps, precision, jit)
+    with strategy.scope():
+        model = build_model(preset, encoder, total_steps, precision, jit)
+        say(terminal.plan_lines(images, preset_name, preset, model, steps))
     encoder = model.encoder
     broken_before = len(images.broken)
-    say(terminal.plan_lines(images, preset_name, preset, model, steps))
 
+    with strategy.scope():
+        done = run.restore(model) // steps
+    distribute.agree(strategy, settings, done)
+    if not chief:
+        # It keeps pace with the chief, but nothing that it writes stays.
+        scratch = tempfile.TemporaryDirectory()
+        run = RunFolder(scratch.name, settings)
     before = dict(run.read("run.json"))
     if not before:
         baselines = {}
@@ -171,25 +190,37 @@ def pretrain(
                 "knn_top1_pixels": knn_accuracy(None, *knn_data),
                 "knn_top1_untrained": knn_accuracy(encoder, *knn_data),
             }
-        before = {"settings": settings, "baselines": baselines, **_origin()}
+        before = {"settings": settings, "baselines": baselines, **origin()}
         run.write("run.json", before)
     if before.get("baselines"):
         say(terminal.baseline_line(**before["baselines"]))
-    done = run.restore(model) // steps
     run.keep_metrics(done)
     if done:
         say(f"Going on after epoch {done} of {preset.epochs}, from {run.path}")
     if augment == "device":
         model.make_views = device_views(preset, seed)
-    pairs = pretrain_dataset(
-        images,
-        preset,
-        None,
-        preset.batch_size,
-        seed,
-        first_epoch=done,
-        augment="device" if augment == "device" else None,
-    ).take(steps)
+
+    def make_pairs(*share):
+        return pretrain_dataset(
+            images,
+            preset,
+            None,
+            preset.batch_size,
+            seed,
+            first_epoch=done,
+            augment="device" if augment == "device" else None,
+            share=share,
+            steps_per_epoch=steps,
+        )
+
+    pairs, fit_options = make_pairs(0, 1), {}
+    if distribute.over_machines(strategy):
+        pairs = distribute.distribute_batches(
+            strategy,
+            lambda *share: make_pairs(*share).repeat(preset.epochs - done),
+            preset.batch_size,
+        )
+        fit_options["steps_per_epoch"] = steps  # It has no length.
     callbacks = [RunLog(run, preset.batch_size, preset.epochs, say)]
     if knn_data:
         callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
@@ -202,6 +233,7 @@ def pretrain(
             initial_epoch=done,
             callbacks=callbacks,
             verbose=0,
+            **fit_options,
         )
     except KeyboardInterrupt:
         say(
@@ -209,9 +241,18 @@ def pretrain(
             f"{run.path}; the same command goes on from there."
         )
         raise
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
         images.check()  # The cause, in one line, if broken files are.
+        if distribute.over_machines(strategy):
+            raise ConnectionError(
+                "Another worker of this run does not answer any more "
+                f"({type(error).__name__}). Start all workers again with the "
+                "same command: they go on after epoch "
+                f"{len(run.metrics())} of {preset.epochs}."
+            ) from error
         raise
+    if not chief:
+        return {}
     rows = run.metrics()
     result = {
         "knn_top1": rows[-1].get("knn_top1"),
@@ -222,7 +263,7 @@ def pretrain(
             row["images_per_second"] for row in rows[1:] or rows
         ),
         "seconds": round(time.perf_counter() - begin, 1),
-        "peak_memory_mb": round(_peak_memory_mb()),
+        "peak_memory_mb": round(peak_memory_mb()),
         "run": str(run.path),
         "export": str(export_to),
     }
@@ -279,7 +320,7 @@ def export_run(run_dir, folder):
     if not steps:
         raise ValueError(f"No epoch of the run in {path} is finished yet.")
     card = {"settings": settings, "run": str(path), "steps": steps}
-    folder = _export_folder(folder, run)
+    folder = export_folder(folder, run)
     return export_encoder(model.encoder, folder, card)
 
 
@@ -296,42 +337,6 @@ def _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch):
     ):
         if value is not None and value < low:
             raise ValueError(f"`{name}` must be >= {low}. Received: {value}")
-
-
-def _open_run(run_dir, source, preset_name, settings):
-    """The folder asked for, or the first of its name that fits the settings."""
-    if run_dir is not None:
-        return RunFolder(run_dir, settings)
-    stem = pathlib.Path(source.split(",")[0]).resolve().name or "images"
-    for number in itertools.count(1):
-        suffix = "" if number == 1 else f"-{number}"
-        path = pathlib.Path("runs", f"{stem}-{preset_name}{suffix}")
-        if not path.exists():
-            return RunFolder(path, settings)
-        with contextlib.suppress(ValueError):
-            return RunFolder(path, settings)
-
-
-def _export_folder(export_to, run):
-    """The folder asked for, or the first of the run's name that is free."""
-    for number in itertools.count(1):
-        suffix = "" if number == 1 else f"-{number}"
-        folder = pathlib.Path(
-            export_to or f"saved_models/{run.path.name}{suffix}"
-        )
-        check_export_folder(folder)
-        if folder.absolute() == run.path.absolute():
-            raise ValueError(
-                f"{folder} is the run folder: export to another one."
-            )
-        card = read_card(folder)
-        if not card or card.get("settings") == run.settings:
-            return folder
-        if export_to:
-            raise ValueError(
-                f"{folder} holds the encoder of another run. Give another "
-                "folder with --export-to."
-            )
 
 
 def _knn_data(dataset, images, preset, source, say):
@@ -355,31 +360,3 @@ def _knn_data(dataset, images, preset, source, say):
         )
     )
     return ()
-
-
-def _origin():
-    """Where a result came from: versions, machine, revision of the user's."""
-    revision = None
-    with contextlib.suppress(OSError):  # There may be no git.
-        command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        revision = done.stdout.strip() or None
-    return {
-        "versions": {
-            "keras_moco": keras_moco.__version__,
-            "keras": keras.version(),
-            "tensorflow": tf.version.VERSION,
-            "python": platform.python_version(),
-        },
-        "devices": [d.device_type for d in tf.config.list_physical_devices()],
-        "git_revision": revision,
-    }
-
-
-def _peak_memory_mb():
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset / 2**20
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -7,16 +7,23 @@ checkpoint.weights.h5     weights, queue, optimizer after the last epoch
 result.json               at the end
 """
 
+import contextlib
+import itertools
 import json
 import math
 import pathlib
+import platform
+import subprocess
+import sys
 import time
 
 import keras
+import psutil
 import tensorflow as tf
 
+import keras_moco
 from keras_moco import terminal
-from keras_moco.export import check_writable
+from keras_moco.export import check_export_folder, check_writable, read_card
 
 CHECKPOINT = "checkpoint.weights.h5"
 
@@ -209,6 +216,71 @@ class RunLog(keras.callbacks.Callback):
         spent = time.perf_counter() - self.begin_time
         left = spent / self.epochs_here * (self.epochs - row["epoch"])
         self.say(terminal.epoch_line(row, self.epochs, left))
+
+
+def open_run(run_dir, source, preset_name, settings):
+    """The folder asked for, or the first of its name that fits the settings."""
+    if run_dir is not None:
+        return RunFolder(run_dir, settings)
+    stem = pathlib.Path(source.split(",")[0]).resolve().name or "images"
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
+        path = pathlib.Path("runs", f"{stem}-{preset_name}{suffix}")
+        if not path.exists():
+            return RunFolder(path, settings)
+        with contextlib.suppress(ValueError):
+            return RunFolder(path, settings)
+
+
+def export_folder(export_to, run):
+    """The folder asked for, or the first of the run's name that is free."""
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
+        folder = pathlib.Path(
+            export_to or f"saved_models/{run.path.name}{suffix}"
+        )
+        check_export_folder(folder)
+        if folder.absolute() == run.path.absolute():
+            raise ValueError(
+                f"{folder} is the run folder: export to another one."
+            )
+        card = read_card(folder)
+        if not card or card.get("settings") == run.settings:
+            return folder
+        if export_to:
+            raise ValueError(
+                f"{folder} holds the encoder of another run. Give another "
+                "folder with --export-to."
+            )
+
+
+def origin():
+    """Where a result came from: versions, machine, revision of the user's."""
+    revision = None
+    with contextlib.suppress(OSError):  # There may be no git.
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        revision = done.stdout.strip() or None
+    return {
+        "versions": {
+            "keras_moco": keras_moco.__version__,
+            "keras": keras.version(),
+            "tensorflow": tf.version.VERSION,
+            "python": platform.python_version(),
+        },
+        "devices": [d.device_type for d in tf.config.list_physical_devices()],
+        "git_revision": revision,
+    }
+
+
+def peak_memory_mb():
+    """The most memory that this process has held, in MB."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**20
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _number(value):

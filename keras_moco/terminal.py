@@ -5,7 +5,9 @@ import textwrap
 
 import keras
 
+from keras_moco import distribute
 from keras_moco.data.encoded import StreamedImages
+from keras_moco.layers import groups_per_replica
 
 
 def plan_lines(images, preset_name, preset, model, steps):
@@ -45,8 +47,16 @@ def plan_lines(images, preset_name, preset, model, steps):
     else:
         megabytes = images.array.nbytes / 1e6
         lines.append(f"Images are held in memory, decoded: {megabytes:.0f} MB")
-    groups = preset.batch_norm_groups
-    if groups > 1:
+    replicas = distribute.num_replicas()
+    if replicas > 1:
+        lines.append(
+            f"{replicas} replicas of {preset.batch_size // replicas} images, "
+            "each with the same queue"
+        )
+    groups = replicas * groups_per_replica(preset)
+    if preset.sync_batch_norm:
+        lines.append("Batch normalisation by the whole batch")
+    elif groups > 1:
         lines.append(
             f"Batch normalisation in {groups} groups of "
             f"{preset.batch_size // groups}, keys shuffled among them"

@@ -21,6 +21,7 @@ LADDER = [
     "data",
     "preview",
     "evaluate",
+    "probe",
     "callbacks",
     "moco",
     "export",

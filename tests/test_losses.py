@@ -25,6 +25,22 @@ def test_info_nce_is_cross_entropy_of_the_positive():
     )
 
 
+def test_gradient_is_that_of_the_softmax():
+    positive, negative = draw()
+    x, y = tf.constant(positive, tf.float32), tf.constant(negative, tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch([x, y])
+        loss = tf.reduce_sum(info_nce(x, y, 0.07))
+    logits = np.concatenate([positive[:, None], negative], axis=1) / 0.07
+    answer = np.exp(logits - logits.max(axis=1, keepdims=True))
+    answer /= answer.sum(axis=1, keepdims=True)
+    of_positive, of_negative = tape.gradient(loss, [x, y])
+    np.testing.assert_allclose(
+        of_positive, (answer[:, 0] - 1) / 0.07, rtol=1e-4
+    )
+    np.testing.assert_allclose(of_negative, answer[:, 1:] / 0.07, rtol=1e-4)
+
+
 def test_equal_similarities_give_the_chance_loss():
     loss = info_nce(tf.zeros(2), tf.zeros((2, 4096)), 0.2)
     np.testing.assert_allclose(loss, np.log(4097), rtol=1e-6)

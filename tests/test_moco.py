@@ -319,6 +319,31 @@ def test_two_replicas_give_the_golden_trajectory(
     )
 
 
+def test_replicas_share_their_statistics_at_the_end_of_an_epoch(two_replicas):
+    images = np.random.default_rng(0).random((2, 6, 8, 8, 3), "float32")
+    with two_replicas.scope():
+        encoder = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                keras.layers.BatchNormalization(momentum=0.9),
+                keras.layers.GlobalAveragePooling2D(),
+            ]
+        )
+        model = tiny_moco(encoder)
+        model.compile(km.SGD(0.1))
+    pairs = tf.data.Dataset.from_tensors(tuple(images))
+    model.fit(pairs, verbose=0)
+    norm = model.encoder.layers[0]
+    copies = two_replicas.experimental_local_results(norm.moving_mean.value)
+    for copy in copies:  # Both of three images; they began at 0.
+        expected = 0.1 * images[0].mean(axis=(0, 1, 2))
+        np.testing.assert_allclose(copy, expected, rtol=1e-5)
+    variance = images[0].reshape(2, -1, 3).var(axis=1).mean(axis=0)
+    np.testing.assert_allclose(
+        norm.moving_variance.numpy(), 0.9 + 0.1 * variance, rtol=1e-5
+    )
+
+
 def test_several_steps_per_execution_are_refused_on_two_replicas(
     two_replicas, build_golden, golden_pairs, golden_sgd
 ):

@@ -216,7 +216,7 @@ def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
         ({"seed": -1}, "`seed` must be >= 0"),
         ({"knn_every": -1}, "`knn_every` must be >= 0"),
         ({"precision": "float8"}, "`precision` must be one of"),
-        ({"encoder": "resnet19"}, "resnet18.*resnet19'"),
+        ({"encoder": "resnet19"}, "'resnet19'. Did you mean resnet18"),
         ({"max_broken": 2}, "`max_broken`"),
         ({"export_to": "occupied"}, "left alone"),
         ({"export_to": "file/below"}, "is a file"),

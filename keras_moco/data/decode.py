@@ -111,6 +111,12 @@ def fit_boxes(boxes, shape, new_shape):
     return np.int32(np.concatenate([corner, length], axis=1))
 
 
+def resize(image, size):
+    """A uint8 array `(H, W, 3)` as `(size, size, 3)`, bilinear, antialiased."""
+    image = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+
+
 def _open(item):
     return Image.open(io.BytesIO(item) if isinstance(item, bytes) else item)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_moco.data.decode import (
     fit_boxes,
+    resize,
     try_decode,
     try_decode_boxes,
 )
@@ -78,27 +79,39 @@ class EncodedImages(Images):
     def decode_content(self, index, content, min_side=None):
         """`decode` of an image whose bytes are read already."""
         image = try_decode(content, min_side)
-        return self._stand_in(index, min_side) if image is None else image
+        if image is None:
+            return self._stand_in(index, min_side)
+        self._remember(image)
+        return image
 
-    def decode_boxes(self, index, content, boxes, size, shape):
-        """What some crops of an image need; see `try_decode_boxes`.
+    def decode_crops(self, index, content, boxes, size, shape):
+        """Some crops of an image, resized as torchvision does on PIL images.
 
         Args:
             index: Int in [0, N).
             content: Bytes of the image.
-            boxes: Int array `(N, 4)`, within `shape`.
-            size: Int. Side that the crops are resized to.
+            boxes: Int array `(N, 4)`: top, left, height and width of each
+                crop, within `shape`.
+            size: Int. Height and width of the result.
             shape: `(H, W)`, of `try_header`.
 
         Returns:
-            Pair of a uint8 array `(H, W, 3)` and the boxes in it, int32. If
-            the image is broken, of the one that stands in for it.
+            uint8 array `(N, size, size, 3)`. If the image is broken, of the
+            one that stands in for it.
         """
         found = try_decode_boxes(content, boxes, size)
         if found is None:
             image = self._stand_in(index)
             found = image, fit_boxes(boxes, shape, image.shape[:2])
-        return found
+        else:
+            self._remember(found[0])
+        image, boxes = found
+        return np.stack(
+            [resize(image[t : t + h, x : x + w], size) for t, x, h, w in boxes]
+        )
+
+    def _remember(self, image):
+        """Called with each image that could be decoded."""
 
     def _mark_broken(self, index):
         with self._lock:
@@ -147,15 +160,8 @@ class StreamedImages(EncodedImages):
         good = (pair for pair in decoded if pair[1] is not None)
         return itertools.islice(good, count)
 
-    def decode_content(self, index, content, min_side=None):  # noqa: D102
-        image = super().decode_content(index, content, min_side)
+    def _remember(self, image):
         self._last = image
-        return image
-
-    def decode_boxes(self, index, content, boxes, size, shape):  # noqa: D102
-        found = super().decode_boxes(index, content, boxes, size, shape)
-        self._last = found[0]
-        return found
 
     def _stand_in(self, index, min_side=None):
         self._mark_broken(int(index))

@@ -1,4 +1,4 @@
-"""From images to what `fit` and the evaluators read: `tf.data` pipelines."""
+"""Two views of each image, as `fit` reads them: a `tf.data` pipeline."""
 
 import itertools
 import math
@@ -7,14 +7,10 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from keras_moco.augment import crop, draw_views, recolor_views, two_views
+from keras_moco.augment import draw_views, recolor_views, two_views
 from keras_moco.data.decode import try_header
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import Images
-from keras_moco.data.sources import load_images
-
-# Up to this size images are evaluated whole; above, the centre of 256/224 is.
-WHOLE_IMAGE = 96
 
 
 def pretrain_dataset(
@@ -25,6 +21,8 @@ def pretrain_dataset(
     seed=0,
     first_epoch=0,
     augment=None,
+    share=(0, 1),
+    steps_per_epoch=None,
 ):
     """Batches of two views of each image, newly drawn in every epoch.
 
@@ -45,6 +43,12 @@ def pretrain_dataset(
             called twice a batch (a batch is one image where sizes differ; the
             views must then all have one size). "device" leaves the views to
             the model: see `MoCo.make_views`.
+        share: Pair of ints. Which consecutive share of every batch is wanted,
+            and how many there are: the part of one of several machines.
+            Defaults to (0, 1), the whole batch.
+        steps_per_epoch: Int or None. Batches a pass; None takes all that the
+            images give. Better than `take`, which drops an iterator whose
+            threads still work: TensorFlow may wait for them forever then.
 
     Returns:
         `tf.data.Dataset` of (query, key, index): float32 (batch_size,
@@ -54,8 +58,8 @@ def pretrain_dataset(
         of steps an epoch.
 
     Raises:
-        ValueError: A batch larger than the data; views on the device of
-            images that are not held in memory.
+        ValueError: A batch larger than the data, or that cannot be shared;
+            views on the device of images that are not held in memory.
 
     Example:
         >>> images = load_images("shapes", "pretrain")
@@ -65,11 +69,28 @@ def pretrain_dataset(
     images = images if isinstance(images, Images) else Images(images)
     size = image_size or preset.image_size or natural_size(images)
     steps = num_steps(images, batch_size)
+    if steps_per_epoch is not None:
+        if not 1 <= steps_per_epoch <= steps:
+            raise ValueError(
+                f"`steps_per_epoch` must be at most {steps}, the batches of "
+                f"{batch_size} in the data. Received: {steps_per_epoch}"
+            )
+        steps = steps_per_epoch
     options = {"seed": seed, "image_size": size, "views": preset.views}
+    number, shares = share
+    if batch_size % shares:
+        raise ValueError(
+            f"`batch_size` must be a multiple of the {shares} shares. "
+            f"Received: {batch_size}"
+        )
+    global_batch_size, batch_size = batch_size, batch_size // shares
+    own = slice(number * batch_size, (number + 1) * batch_size)
+    epochs = itertools.count(first_epoch)
+    draw = (images, global_batch_size, own, steps, seed, epochs)
     if images.array is not None:
-        batches = _batches(images, batch_size, seed, first_epoch)
+        batches = _batches(*draw)
         views = _views_of_array(images, augment, options)
-        pairs = batches.map(views, num_parallel_calls=_threads())
+        pairs = batches.map(views, num_parallel_calls=threads())
     elif augment == "device":
         raise ValueError(
             "Views on the device need images of one size that fit into memory. "
@@ -78,48 +99,47 @@ def pretrain_dataset(
         )
     else:
         if isinstance(images, StreamedImages):
-            one_by_one = _stream(images, steps * batch_size, seed, first_epoch)
+            one_by_one = _stream(*draw)
         else:
-            batches = _batches(images, batch_size, seed, first_epoch)
+            batches = _batches(*draw)
             one_by_one = batches.unbatch().map(
                 lambda epoch, index: (epoch, index, _read(images, index)),
-                _threads(),
+                threads(),
             )
         pairs = _views_of_files(
             one_by_one, images, batch_size, augment, options
         )
     # The pass of a generator has no length of its own.
     pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
-    return _steady(pairs)
+    return steady(pairs)
 
 
-def _batches(images, batch_size, seed, first_epoch):
-    """(epoch, index) of each batch, both (batch_size,), in a global shuffle."""
-    steps = num_steps(images, batch_size)
-    epochs = itertools.count(first_epoch)
+def _batches(images, batch_size, own, steps, seed, epochs):
+    """(epoch, index) of the own part of each batch, in a global shuffle."""
 
     def batches():
         epoch = next(epochs)
         order = np.random.default_rng([seed, epoch]).permutation(len(images))
         for step in range(steps):
-            chosen = order[step * batch_size : (step + 1) * batch_size]
+            chosen = order[step * batch_size : (step + 1) * batch_size][own]
             yield np.full_like(chosen, epoch), chosen
 
-    batch = tf.TensorSpec((batch_size,), tf.int64)
+    batch = tf.TensorSpec((own.stop - own.start,), tf.int64)
     return tf.data.Dataset.from_generator(
         batches, output_signature=(batch, batch)
     )
 
 
-def _stream(images, count, seed, first_epoch):
-    """(epoch, index, content) of `count` images of each epoch."""
-    epochs = itertools.count(first_epoch)
+def _stream(images, batch_size, own, steps, seed, epochs):
+    """(epoch, index, content) of each image of the own part of each batch."""
 
     def stream():
         epoch = next(epochs)
         passing = images.open_stream(seed, epoch)
-        for index, content in itertools.islice(passing, count):
-            yield epoch, index, content
+        passing = itertools.islice(passing, steps * batch_size)
+        for place, (index, content) in enumerate(passing):
+            if own.start <= place % batch_size < own.stop:
+                yield epoch, index, content
 
     number = tf.TensorSpec((), tf.int64)
     return tf.data.Dataset.from_generator(
@@ -129,13 +149,13 @@ def _stream(images, count, seed, first_epoch):
 
 def _views_of_array(images, augment, options):
     def on_device(epoch, index):
-        return _take(images, index), epoch, index
+        return take(images, index), epoch, index
 
     def own(epoch, index):
-        return *_twice(augment, _take(images, index)), index
+        return *_twice(augment, take(images, index)), index
 
     def preset(epoch, index):
-        pixels = _take(images, index)
+        pixels = take(images, index)
         return *two_views(pixels, index, epoch[0], **options), index
 
     if augment is None:
@@ -163,92 +183,29 @@ def _views_of_files(one_by_one, images, batch_size, augment, options):
         drawn = draw_views(
             index[None], epoch, shape[0], shape[1], seed=seed, views=views
         )
-        image, boxes = tf.numpy_function(
-            images.decode_boxes,
-            [
-                index,
-                content,
-                tf.concat([view["box"] for view in drawn], axis=0),
-                size,
-                shape,
-            ],
-            (tf.uint8, tf.int32),
+        boxes = tf.concat([view["box"] for view in drawn], axis=0)
+        cut = tf.numpy_function(
+            images.decode_crops, [index, content, boxes, size, shape], tf.uint8
         )
-        image = tf.ensure_shape(image, (None, None, 3))[None]
-        boxes = tf.ensure_shape(boxes, (2, 4))
-        cut = tuple(
-            crop(image, {**view, "box": box[None]}, size)[0]
-            for view, box in zip(drawn, tf.unstack(boxes), strict=True)
-        )
-        return cut, tf.nest.map_structure(lambda x: x[0], drawn), index
+        cut = tf.ensure_shape(cut, (2, size, size, 3))
+        flip = tf.concat([view["flip"] for view in drawn], axis=0)
+        cut = tf.where(flip[:, None, None, None], tf.reverse(cut, [2]), cut)
+        drawn = tf.nest.map_structure(lambda x: x[0], drawn)
+        return tuple(tf.unstack(cut)), drawn, index
 
     def recolored(cut, drawn, index):
+        cut = tuple(tf.cast(crops, tf.float32) / 255.0 for crops in cut)
         return *recolor_views(cut, drawn, views=views), index
 
-    pairs = one_by_one.map(crops if augment is None else own, _threads())
+    pairs = one_by_one.map(crops if augment is None else own, threads())
     pairs = pairs.batch(batch_size, drop_remainder=True)
-    return pairs if augment else pairs.map(recolored, _threads())
+    return pairs if augment else pairs.map(recolored, threads())
 
 
 def _twice(augment, images):
     """Two views by a function or layer of the user's own."""
     images = tf.cast(images, tf.float32) / 255.0
     return [augment(images) for _ in range(2)]
-
-
-def labeled_dataset(
-    images, split="train", image_size=None, batch_size=256, data_dir=None
-):
-    """Batches of (image, label) for evaluation, in order and unaugmented.
-
-    Images above 96 pixels are cut to the centre of 224/256 of their shorter
-    side, as published; smaller ones are taken whole (their largest square).
-
-    Args:
-        images: `Images` with labels, or what `load_images` takes: "shapes", a
-            TFDS name, a folder with class folders.
-        split: Str. "train" (a bank) or "test"; not used for `Images`.
-        image_size: Int. Side in pixels. None takes the images' own (at most
-            224).
-        batch_size: Int. Defaults to 256; the last batch may be smaller.
-        data_dir: Str or path. As in `load_images`.
-
-    Returns:
-        `tf.data.Dataset` of float32 (batch, image_size, image_size, 3) in
-        [0, 1] and int64 (batch,).
-
-    Raises:
-        ValueError: The images have no labels.
-
-    Example:
-        >>> bank = labeled_dataset("cifar10", "train", image_size=32)
-    """
-    if not isinstance(images, Images):
-        images = load_images(images, split, data_dir=data_dir)
-    if images.labels is None:
-        raise ValueError(
-            "Evaluation needs labels: expected class folders or a labelled "
-            f"dataset. {len(images)} images without labels came."
-        )
-    size = image_size or natural_size(images)
-    data = tf.data.Dataset.from_tensor_slices(
-        (tf.range(len(images), dtype=tf.int64), images.labels)
-    )
-    if images.array is not None:
-        data = data.batch(batch_size).map(
-            lambda index, label: (_centre(_take(images, index), size), label),
-            _threads(),
-        )
-    else:
-        min_side = math.ceil(size * 256 / 224)
-        data = data.map(
-            lambda index, label: (
-                _centre(_decode(images, index, min_side)[None], size)[0],
-                label,
-            ),
-            _threads(),
-        ).batch(batch_size)
-    return _steady(data)
 
 
 def num_steps(images, batch_size):
@@ -267,7 +224,7 @@ def natural_size(images):
     return min(224, *images.size) if images.size else 224
 
 
-def _threads():
+def threads():
     """Cores that this process may use."""
     process = psutil.Process()
     if hasattr(process, "cpu_affinity"):  # Not on macOS.
@@ -275,7 +232,7 @@ def _threads():
     return psutil.cpu_count()
 
 
-def _steady(dataset):
+def steady(dataset):
     """Prefetches, without tf.data's autotuning.
 
     At the end of an epoch the thread that tunes is waited for, and it sleeps
@@ -289,7 +246,8 @@ def _steady(dataset):
     return dataset.prefetch(2).with_options(options)
 
 
-def _take(images, index):
+def take(images, index):
+    """The images (batch, height, width, 3) of a batch of numbers, uint8."""
     # Through NumPy: a tensor of all images would be a second copy of them.
     batch = tf.numpy_function(images.array.__getitem__, [index], tf.uint8)
     return tf.ensure_shape(batch, (*index.shape, *images.array.shape[1:]))
@@ -305,29 +263,3 @@ def _read(images, index):
 def _shape(content):
     """`(H, W)` of an encoded image; what is broken counts as one pixel."""
     return np.int32(try_header(content) or (1, 1))
-
-
-def _decode(images, index, min_side):
-    image = tf.numpy_function(
-        lambda i: images.decode(int(i), min_side), [index], tf.uint8
-    )
-    return tf.ensure_shape(image, (None, None, 3))
-
-
-def _centre(images, size):
-    """The centre square of each image, resized with antialias."""
-    height, width = tf.shape(images)[1], tf.shape(images)[2]
-    side = tf.minimum(height, width)
-    if size > WHOLE_IMAGE:
-        side = tf.cast(
-            tf.round(tf.cast(side, tf.float32) * (224 / 256)), tf.int32
-        )
-    box = tf.stack([(height - side) // 2, (width - side) // 2, side, side])
-    count = tf.shape(images)[0]
-    parameters = {
-        "box": tf.repeat(box[None], count, axis=0),
-        "flip": tf.zeros((count,), tf.bool),
-    }
-    return tf.ensure_shape(
-        crop(images, parameters, size), (None, size, size, 3)
-    )

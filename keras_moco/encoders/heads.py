@@ -10,6 +10,7 @@ def projection_head(
     layers=2,
     batch_norm=False,
     last_batch_norm=True,
+    sync_batch_norm=False,
     name="projector",
 ):
     """Builds the head that the contrast is made on, thrown away afterwards.
@@ -25,6 +26,7 @@ def projection_head(
         batch_norm: Bool. Normalise after every layer, without biases; the last
             one is not scaled or shifted. Defaults to False.
         last_batch_norm: Bool. Whether the last layer is normalised too.
+        sync_batch_norm: Bool. Take the statistics over all replicas.
         name: Str.
 
     Returns:
@@ -60,6 +62,7 @@ def projection_head(
                     epsilon=1e-5,
                     center=not last,
                     scale=not last,
+                    synchronized=sync_batch_norm,
                 )
             )
         if not last:

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.linear_model import LogisticRegression
+
+import keras_moco as km
+from keras_moco.probe import _Heads, probe_features, wilson_interval
+
+
+def clouds(count, classes=5, width=12, spread=1.6, seed=0):
+    """Features that overlap, on scales that differ, and their labels."""
+    centres = np.random.default_rng(7).normal(size=(classes, width))
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, classes, count)
+    features = centres[labels] + spread * draw.normal(size=(count, width))
+    scales = 10.0 ** np.random.default_rng(8).uniform(-2, 2, width)
+    return (features * scales + 3 * scales).astype("float32"), labels
+
+
+def test_probe_is_as_good_as_logistic_regression():
+    features, labels = clouds(4000)
+    test_features, test_labels = clouds(4000, seed=1)
+    mean, std = features.mean(axis=0), features.std(axis=0)
+    regression = LogisticRegression(max_iter=1000)
+    regression.fit((features - mean) / std, labels)
+    expected = regression.score((test_features - mean) / std, test_labels)
+    assert 0.5 < expected < 0.95
+    found = probe_features(features, labels, test_features, test_labels)
+    assert abs(found["test_top1"] - expected) < 0.006
+    assert abs(found["test_top1_last"] - expected) < 0.01
+    assert found["test_top5"] == 1.0  # of five classes
+    low, high = found["interval"]
+    assert low < found["test_top1"] < high
+
+
+def test_counts_are_those_of_the_answers():
+    features, labels = clouds(600)
+    test_features, test_labels = clouds(300, seed=1)
+    found = probe_features(
+        features, labels, test_features, test_labels, epochs=5
+    )
+    confusion = np.array(found["confusion"])
+    np.testing.assert_array_equal(
+        confusion.sum(axis=1), np.bincount(test_labels)
+    )
+    assert found["test_top1"] == np.trace(confusion) / 300
+    np.testing.assert_allclose(
+        found["per_class"], np.diag(confusion) / confusion.sum(axis=1)
+    )
+    assert 1 <= found["setting"]["epoch"] <= 5
+
+
+def test_one_step_is_the_gradient_of_each_setting():
+    features, labels = clouds(20, classes=3, width=4)
+    rates, decays = np.array([0.5, 0.1]), np.array([0.0, 0.01])
+    heads = _Heads(4, 3, rates, decays)
+    x, y = tf.constant(features), tf.constant(labels, tf.int32)
+    batch = tf.range(20)[None]
+    # From zero all classes are equally likely, and decay has nothing to do.
+    heads.train(x, y, batch, 0.0, 4.0)
+    rows = np.concatenate([features, np.ones((20, 1))], axis=1)
+    gradient = rows.T @ (np.full((20, 3), 1 / 3) - np.eye(3)[labels]) / 20
+    first = [-rate * gradient for rate in rates]
+    np.testing.assert_allclose(
+        heads.weights, np.concatenate(first, axis=1), rtol=1e-4, atol=1e-5
+    )
+    heads.train(x, y, batch, 1.0, 4.0)
+    cosine = 0.5 * (1 + np.cos(np.pi / 4))
+    second = []
+    for weights, rate, decay in zip(first, rates, decays, strict=True):
+        scores = np.exp(rows @ weights - (rows @ weights).max(1)[:, None])
+        answer = scores / scores.sum(axis=1, keepdims=True)
+        here = rows.T @ (answer - np.eye(3)[labels]) / 20 + decay * weights
+        second.append(weights - rate * cosine * (0.9 * gradient + here))
+    np.testing.assert_allclose(
+        heads.weights, np.concatenate(second, axis=1), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_same_seed_gives_the_same():
+    arguments = *clouds(300), *clouds(100, seed=1)
+    first, again = (probe_features(*arguments, epochs=3) for _ in range(2))
+    assert first == again
+
+
+def test_diverging_settings_are_not_chosen():
+    arguments = *clouds(300), *clouds(100, seed=1)
+    found = probe_features(*arguments, learning_rates=(np.inf, 0.1), epochs=5)
+    assert found["setting"]["learning_rate"] == 0.1
+    assert found["test_top1"] > 0.4
+
+
+def test_interval_is_wilsons():
+    np.testing.assert_allclose(
+        wilson_interval(0.5, 100), (0.40383, 0.59617), atol=1e-5
+    )
+    low, high = wilson_interval(1.0, 10)
+    np.testing.assert_allclose((low, high), (10 / (10 + 1.959964**2), 1.0))
+
+
+def test_constant_features_give_chance_and_a_warning():
+    labels = np.arange(100) % 4
+    constant = np.full((100, 3), 5.0, "float32")
+    with pytest.warns(UserWarning, match="constant"):
+        found = probe_features(constant, labels, constant, labels, epochs=2)
+    assert found["test_top1"] == 0.25
+    assert np.isfinite(found["interval"]).all()
+
+
+def test_what_cannot_be_probed_is_one_line():
+    features, labels = clouds(50)
+    good = (features, labels)
+    broken = features.copy()
+    broken[[3, 8], 1] = np.nan
+    for arguments, words in (
+        ((broken, labels, *good), r"2 training images .*3, 8"),
+        ((*good, broken, labels), r"2 test images"),
+        ((features, 0 * labels, *good), "two classes.*class 0"),
+        ((*good, features, labels + 3), "training images lack: 5"),
+        ((*good, features[:0], labels[:0]), "test images; there are none"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            probe_features(*arguments)
+        assert "\n" not in str(error.value)
+
+
+def test_probe_of_an_encoder_reads_its_features(tiny_encoder):
+    draw = np.random.default_rng(0)
+    labels = np.arange(64) % 2
+    shade = 0.2 + 0.6 * labels[:, None, None, None]
+    images = shade + 0.1 * draw.random((64, 8, 8, 3))
+    data = tf.data.Dataset.from_tensor_slices(
+        (images.astype("float32"), labels)
+    ).batch(16)
+    for encoder in (tiny_encoder(), None):
+        found = km.linear_probe(encoder, data, data, epochs=10)
+        assert found["test_top1"] == 1.0

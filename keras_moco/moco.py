@@ -463,16 +463,21 @@ class MoCo(keras.Model):
 
     def _check_batches(self, spec):
         groups = num_groups(self.encoder)
-        if groups == 1:
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if groups == replicas == 1:
             return
         batch_size = tf.nest.flatten(spec)[0].shape[0]
         if batch_size is None:
             raise ValueError(
-                "Batch normalisation in groups needs batches of a known size: "
-                "dataset.batch(size, drop_remainder=True), or take "
-                "`batch_norm_groups=1`."
+                "Batches must have a known size where several replicas or "
+                "groups of batch normalisation share them: "
+                "dataset.batch(size, drop_remainder=True)."
             )
-        replicas = self.distribute_strategy.num_replicas_in_sync
+        if batch_size % replicas:
+            raise ValueError(
+                f"A batch must be a multiple of the {replicas} replicas. "
+                f"Received: {batch_size}"
+            )
         check_groups(batch_size // replicas, groups)
 
     def make_train_function(self, force=False):

@@ -533,6 +533,17 @@ def test_the_step_is_traced_once(tiny_encoder, random_pairs):
     assert traces == after_one_step
 
 
+def test_replicas_must_divide_the_batch(
+    two_replicas, tiny_encoder, random_pairs
+):
+    with two_replicas.scope():
+        model = tiny_moco(tiny_encoder())
+        model.compile(km.SGD(0.1))
+    with pytest.raises(ValueError, match="2 replicas. Received: 5") as error:
+        model.fit(random_pairs(batch=5), verbose=0)
+    assert "\n" not in str(error.value)
+
+
 def test_batches_must_fall_into_the_groups(tiny_encoder, random_pairs):
     encoder = swap_batch_norm(tiny_encoder(), groups=4)
     model = tiny_moco(encoder)

@@ -148,13 +148,7 @@ def pretrain(
         "precision": precision,
     }
     del settings["summary"]
-    batches = num_steps(images, preset.batch_size)
-    steps = steps_per_epoch or batches
-    if steps > batches:
-        raise ValueError(
-            f"`steps_per_epoch` must be at most {batches}, the batches of "
-            f"{preset.batch_size} in the data. Received: {steps_per_epoch}"
-        )
+    steps = num_steps(images, preset.batch_size, steps_per_epoch)
     run = open_run(run_dir, images.source, preset_name, settings)
     export_to = export_folder(export_to, run)
     result = run.read("result.json")

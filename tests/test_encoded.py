@@ -1,7 +1,6 @@
 """Training on images that are decoded at every step: files and streams."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -220,4 +219,3 @@ def test_tfds_beyond_the_memory_is_streamed(tmp_path, monkeypatch):
     # A picture of one colour stays one, whatever is done to it.
     for query, _, _ in itertools.islice(pairs, 2):
         np.testing.assert_allclose(np.ptp(query, axis=(1, 2)), 0, atol=1e-5)
-    shutil.rmtree(tmp_path / "photos")

@@ -68,14 +68,7 @@ def pretrain_dataset(
     """
     images = images if isinstance(images, Images) else Images(images)
     size = image_size or preset.image_size or natural_size(images)
-    steps = num_steps(images, batch_size)
-    if steps_per_epoch is not None:
-        if not 1 <= steps_per_epoch <= steps:
-            raise ValueError(
-                f"`steps_per_epoch` must be at most {steps}, the batches of "
-                f"{batch_size} in the data. Received: {steps_per_epoch}"
-            )
-        steps = steps_per_epoch
+    steps = num_steps(images, batch_size, steps_per_epoch)
     options = {"seed": seed, "image_size": size, "views": preset.views}
     number, shares = share
     if batch_size % shares:
@@ -208,15 +201,27 @@ def _twice(augment, images):
     return [augment(images) for _ in range(2)]
 
 
-def num_steps(images, batch_size):
-    """Whole batches in the data, or raises if there is none."""
+def num_steps(images, batch_size, steps_per_epoch=None):
+    """Batches of a pass: those asked for, or all that the data hold.
+
+    Raises:
+        ValueError: The data hold no whole batch, or fewer than asked for.
+    """
     if not 1 <= batch_size <= len(images):
         raise ValueError(
             "`batch_size` must be at least 1 and at most the number of images. "
             f"Received: batch_size={batch_size}, images={len(images)}. Give "
             "another with --batch-size"
         )
-    return len(images) // batch_size
+    steps = len(images) // batch_size
+    if steps_per_epoch is None:
+        return steps
+    if not 1 <= steps_per_epoch <= steps:
+        raise ValueError(
+            f"`steps_per_epoch` must be at most {steps}, the batches of "
+            f"{batch_size} in the data. Received: {steps_per_epoch}"
+        )
+    return steps_per_epoch
 
 
 def natural_size(images):

@@ -62,9 +62,11 @@ def test_each_kind_of_file_is_decoded_or_stood_in_for(tmp_path, kind):
     for index in range(len(images)):
         content = images.read(index)
         shape = try_header(content)
-        whole = np.int32([[0, 0, *shape]])
-        crops = images.decode_crops(index, content, whole, 24, shape)
-        assert crops.dtype == np.uint8 and crops.shape == (1, 24, 24, 3)
+        whole = np.int32([[0, 0, *shape]] * 2)
+        flips = np.array([False, True])
+        crops = images.decode_crops(index, content, whole, flips, 24, shape)
+        assert crops.dtype == np.uint8 and crops.shape == (2, 24, 24, 3)
+        assert np.array_equal(crops[1], crops[0][:, ::-1])
     assert len(images.broken) == (kind in BROKEN)
     if kind in BROKEN:
         assert "/x." in images.broken[0]

@@ -15,7 +15,7 @@ def recolor(images, parameters, view):
     """Everything that happens to a view after its crop.
 
     Args:
-        images: float32 (batch, size, size, 3) in [0, 1].
+        images: uint8, or float32 in [0, 1], (batch, size, size, 3).
         parameters: Dictionary, see `draw_parameters`.
         view: `View` that the parameters were drawn from.
 
@@ -47,6 +47,8 @@ def recolor(images, parameters, view):
         return gaussian_blur(images, parameters["sigma"], kernel_size)
 
     images = tf.transpose(images, (0, 3, 1, 2))  # planar, see color.py
+    if images.dtype == tf.uint8:
+        images = tf.cast(images, tf.float32) / 255.0
     if view.grayscale_first:
         images = grayscale(images)
     images = where(parameters["jitter"], jitter, images)
@@ -140,8 +142,8 @@ def recolor_views(crops, parameters, *, views, loop=True):
     """`recolor` of both views, for crops made image by image.
 
     Args:
-        crops: Pair of float32 (batch, size, size, 3) in [0, 1], all
-            dimensions known.
+        crops: Pair of uint8, or float32 in [0, 1], (batch, size, size, 3),
+            all dimensions known.
         parameters: Pair of dictionaries, see `draw_views`.
         views: Pair of `View`.
         loop: Bool. See `two_views`.

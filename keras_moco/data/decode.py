@@ -111,10 +111,23 @@ def fit_boxes(boxes, shape, new_shape):
     return np.int32(np.concatenate([corner, length], axis=1))
 
 
-def resize(image, size):
-    """A uint8 array `(H, W, 3)` as `(size, size, 3)`, bilinear, antialiased."""
-    image = Image.fromarray(np.ascontiguousarray(image))
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+def resize_boxes(image, boxes, size):
+    """Crops of a uint8 array `(H, W, 3)`: bilinear, antialiased, uint8.
+
+    Args:
+        image: uint8 array `(H, W, 3)`.
+        boxes: Int array `(N, 4)`: top, left, height, width of each crop.
+        size: Int. Side of the result.
+
+    Returns:
+        uint8 array `(N, size, size, 3)`.
+    """
+    image = Image.fromarray(image)
+    crops = np.empty((len(boxes), size, size, 3), np.uint8)
+    for crop, (top, left, height, width) in zip(crops, boxes, strict=True):
+        box = image.crop((left, top, left + width, top + height))
+        crop[:] = box.resize((size, size), Image.Resampling.BILINEAR)
+    return crops
 
 
 def _open(item):

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_moco.data.decode import (
     fit_boxes,
-    resize,
+    resize_boxes,
     try_decode,
     try_decode_boxes,
 )
@@ -84,7 +84,7 @@ class EncodedImages(Images):
         self._remember(image)
         return image
 
-    def decode_crops(self, index, content, boxes, size, shape):
+    def decode_crops(self, index, content, boxes, flips, size, shape):
         """Some crops of an image, resized as torchvision does on PIL images.
 
         Args:
@@ -92,6 +92,7 @@ class EncodedImages(Images):
             content: Bytes of the image.
             boxes: Int array `(N, 4)`: top, left, height and width of each
                 crop, within `shape`.
+            flips: Bool array `(N,)`. Which crops are mirrored.
             size: Int. Height and width of the result.
             shape: `(H, W)`, of `try_header`.
 
@@ -105,10 +106,9 @@ class EncodedImages(Images):
             found = image, fit_boxes(boxes, shape, image.shape[:2])
         else:
             self._remember(found[0])
-        image, boxes = found
-        return np.stack(
-            [resize(image[t : t + h, x : x + w], size) for t, x, h, w in boxes]
-        )
+        crops = resize_boxes(*found, size)
+        crops[flips] = crops[flips, :, ::-1]
+        return crops
 
     def _remember(self, image):
         """Called with each image that could be decoded."""

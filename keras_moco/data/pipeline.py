@@ -92,16 +92,13 @@ def pretrain_dataset(
         )
     else:
         if isinstance(images, StreamedImages):
-            one_by_one = _stream(*draw)
+            batches = _stream(*draw).batch(batch_size, drop_remainder=True)
         else:
-            batches = _batches(*draw)
-            one_by_one = batches.unbatch().map(
+            batches = _batches(*draw).map(
                 lambda epoch, index: (epoch, index, _read(images, index)),
                 threads(),
             )
-        pairs = _views_of_files(
-            one_by_one, images, batch_size, augment, options
-        )
+        pairs = _views_of_files(batches, images, batch_size, augment, options)
     # The pass of a generator has no length of its own.
     pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
     return steady(pairs)
@@ -156,7 +153,7 @@ def _views_of_array(images, augment, options):
     return on_device if augment == "device" else own
 
 
-def _views_of_files(one_by_one, images, batch_size, augment, options):
+def _views_of_files(batches, images, batch_size, augment, options):
     size, views, seed = options["image_size"], options["views"], options["seed"]
     # The smallest crop still has as many pixels as the view.
     smallest = min(view.crop_scale[0] for view in views)
@@ -171,28 +168,35 @@ def _views_of_files(one_by_one, images, batch_size, augment, options):
         image = tf.ensure_shape(image, (None, None, 3))[None]
         return *(view[0] for view in _twice(augment, image)), index
 
-    def crops(epoch, index, content):
-        shape = tf.numpy_function(_shape, [content], tf.int32)
+    def draw(epoch, index, content):
+        shape = tf.numpy_function(_shapes, [content], tf.int32)
+        shape = tf.ensure_shape(shape, (batch_size, 2))
         drawn = draw_views(
-            index[None], epoch, shape[0], shape[1], seed=seed, views=views
+            index, epoch[0], *tf.unstack(shape, axis=1), seed=seed, views=views
         )
-        boxes = tf.concat([view["box"] for view in drawn], axis=0)
+        return index, content, shape, drawn
+
+    def crops(index, content, shape, drawn):
+        boxes, flips = (
+            tf.stack([view[name] for view in drawn]) for name in ("box", "flip")
+        )
         cut = tf.numpy_function(
-            images.decode_crops, [index, content, boxes, size, shape], tf.uint8
+            images.decode_crops,
+            [index, content, boxes, flips, size, shape],
+            tf.uint8,
         )
         cut = tf.ensure_shape(cut, (2, size, size, 3))
-        flip = tf.concat([view["flip"] for view in drawn], axis=0)
-        cut = tf.where(flip[:, None, None, None], tf.reverse(cut, [2]), cut)
-        drawn = tf.nest.map_structure(lambda x: x[0], drawn)
         return tuple(tf.unstack(cut)), drawn, index
 
     def recolored(cut, drawn, index):
-        cut = tuple(tf.cast(crops, tf.float32) / 255.0 for crops in cut)
         return *recolor_views(cut, drawn, views=views), index
 
-    pairs = one_by_one.map(crops if augment is None else own, threads())
+    if augment:
+        pairs = batches.unbatch().map(own, threads())
+        return pairs.batch(batch_size, drop_remainder=True)
+    pairs = batches.map(draw, threads()).unbatch().map(crops, threads())
     pairs = pairs.batch(batch_size, drop_remainder=True)
-    return pairs if augment else pairs.map(recolored, threads())
+    return pairs.map(recolored, threads())
 
 
 def _twice(augment, images):
@@ -259,12 +263,13 @@ def take(images, index):
 
 
 def _read(images, index):
-    content = tf.numpy_function(
-        lambda i: images.read(int(i)), [index], tf.string
-    )
-    return tf.ensure_shape(content, ())
+    def read(index):
+        return np.array([images.read(i) for i in index.tolist()], object)
+
+    content = tf.numpy_function(read, [index], tf.string)
+    return tf.ensure_shape(content, index.shape)
 
 
-def _shape(content):
-    """`(H, W)` of an encoded image; what is broken counts as one pixel."""
-    return np.int32(try_header(content) or (1, 1))
+def _shapes(contents):
+    """`(H, W)` of encoded images; what is broken counts as one pixel."""
+    return np.int32([try_header(content) or (1, 1) for content in contents])

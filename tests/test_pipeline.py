@@ -6,6 +6,7 @@ from PIL import Image
 
 import keras_moco as km
 from keras_moco.augment import device_views
+from keras_moco.data import pipeline
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import Images
 from keras_moco.data.pipeline import natural_size
@@ -294,3 +295,11 @@ def test_a_keras_cv_augmenter_makes_the_views():
     query, key, _ = as_numpy(pairs)[0]
     assert query.shape == key.shape == (6, 16, 16, 3)
     assert np.abs(query - key).max() > 0.01
+
+
+def test_passes_left_unfinished_are_ended_with_the_program():
+    # Their threads and Python could wait for each other (seen in one of two).
+    passing = iter(km.pretrain_dataset(pictures(), PRESET, 8, batch_size=4))
+    next(passing)
+    pipeline._end_passes()
+    assert not vars(passing)

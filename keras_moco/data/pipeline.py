@@ -1,5 +1,7 @@
 """Two views of each image, as `fit` reads them: a `tf.data` pipeline."""
 
+import atexit
+import gc
 import itertools
 import math
 
@@ -273,3 +275,15 @@ def _read(images, index):
 def _shapes(contents):
     """`(H, W)` of encoded images; what is broken counts as one pixel."""
     return np.int32([try_header(content) or (1, 1) for content in contents])
+
+
+@atexit.register
+def _end_passes():
+    """Ends the passes that a program leaves unfinished.
+
+    Their threads call Python. While the interpreter shuts down they would wait
+    for it and it for them, forever (TensorFlow 2.21).
+    """
+    for thing in gc.get_objects():
+        if issubclass(type(thing), tf.data.Iterator):
+            vars(thing).clear()

@@ -29,6 +29,8 @@ _HOME = {
     "trained_image_size": "export",
     "knn_accuracy": "evaluate",
     "KNNMonitor": "callbacks",
+    "Checkpoint": "checkpoint",
+    "Guard": "guards",
     "export_encoder": "export",
     "load_encoder": "export",
     "pretrain": "pretraining",

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import sys
 import traceback
 
@@ -246,6 +247,30 @@ jit_option = click.option(
     metavar="DIR",
     help="Where the encoder goes. Default: saved_models/<run name>.",
 )
+@click.option(
+    "--checkpoint-every",
+    default="10min",
+    show_default=True,
+    metavar="N|Nmin",
+    help="Steps or minutes from one checkpoint to the next, besides those at "
+    "the end of each epoch.",
+)
+@click.option(
+    "--keep-every-epochs",
+    type=int,
+    metavar="N",
+    help="Keep a checkpoint every N epochs, besides the last three.",
+)
+@click.option(
+    "--fresh", is_flag=True, help="Start anew, in a folder of its own."
+)
+@click.option(
+    "--on-nan",
+    default="stop",
+    show_default=True,
+    metavar="stop|skip",
+    help="When a loss is not finite: stop, or skip the step (10 at most).",
+)
 def pretrain(dataset, logical_cpus, **options):
     """Pretrain an encoder on unlabelled images and export it."""
     from keras_moco.distribute import split_cpu
@@ -258,6 +283,11 @@ def pretrain(dataset, logical_cpus, **options):
     result = pretrain(one_or_many(dataset), **options)
     if not result:  # Another machine has it.
         return
+    if "stopped" in result:
+        click.echo(f"Go on    {go_on_command(result['run'])}")
+        sys.stdout.flush()
+        # Python would wait for threads that still make views.
+        os._exit(0)
     export = result["export"]
     if "knn_top1" in result:
         data = " ".join(f"--dataset {name}" for name in dataset or ["shapes"])
@@ -423,6 +453,15 @@ def presets(name):
             click.echo(
                 f"{field.name:20} {setting(getattr(preset, field.name))}"
             )
+
+
+def go_on_command(run_dir):
+    """The command of this process, as it goes on in its run folder."""
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    named = any(word.split("=")[0] == "--run-dir" for word in words)
+    if "--fresh" in sys.argv or not named:
+        words += ["--run-dir", run_dir]  # The last one counts.
+    return shlex.join(["keras-moco", *words])
 
 
 def use_cores(count):

@@ -5,7 +5,9 @@ import tensorflow as tf
 
 from keras_moco import distribute
 from keras_moco.callbacks import MomentumUpdate
+from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
+from keras_moco.guards import Guard, StepGuard
 from keras_moco.layers import (
     check_groups,
     groups_per_replica,
@@ -34,7 +36,8 @@ class MoCo(keras.Model):
     features; `model.encoder` is what one keeps.
 
     The rule of the average is `update_key_encoder`; `MomentumUpdate` calls it
-    after every step, and `fit` adds that callback when it is not given.
+    after every step, and `fit` adds that callback when it is not given, as it
+    does `Guard`, which ends a run that is not finite.
 
     Args:
         encoder: `keras.Model`, images -> (batch, features).
@@ -63,6 +66,7 @@ class MoCo(keras.Model):
             then (images, epoch, index).
         key_queue: `KeyQueue`; `queue`, `queue_index` and `queue_pointer` are
             its weights.
+        step_guard: `StepGuard`, which counts the steps.
 
     Raises:
         ValueError: An argument out of range; an encoder that does not give one
@@ -106,6 +110,7 @@ class MoCo(keras.Model):
         self.key_encoder = frozen_copy(encoder)
         self.key_projector = frozen_copy(projector)
         self.key_queue = KeyQueue(queue_size, projector.output_shape[-1])
+        self.step_guard = StepGuard()
         self.loss_tracker = keras.metrics.Mean("loss")
         self.positive_tracker = keras.metrics.Mean("positive_similarity")
         self.negative_tracker = keras.metrics.Mean("negative_similarity")
@@ -182,6 +187,7 @@ class MoCo(keras.Model):
     def train_step(self, data):
         """One step of momentum contrast; the average follows after it."""
         directions, index = self.unpack(data)
+        before = self.step_guard.remember(self.moved_by_a_pass())
         keys = [self.encode_key(key) for _, key in directions]
         with tf.GradientTape() as tape:
             queries = [self.encode_query(query) for query, _ in directions]
@@ -196,13 +202,17 @@ class MoCo(keras.Model):
             scaled_loss = self.optimizer.scale_loss(share)
         variables = self.trainable_variables
         gradients = tape.gradient(scaled_loss, variables)
-        self.optimizer.apply(gradients, variables)
-        if index is not None:
-            index = tf.tile(index, [len(keys)])
-        self.key_queue.enqueue(tf.concat(keys, axis=0), index)
+        self.loss_tracker.update_state(loss)
+
+        def learn():
+            self.optimizer.apply(gradients, variables)
+            images = None if index is None else tf.tile(index, [len(keys)])
+            self.key_queue.enqueue(tf.concat(keys, axis=0), images)
+
+        self.step_guard.run(learn, loss, self.unscaled(gradients), before)
         if self.update_in_step:
             self.update_key_encoder()
-        return self.track(loss)
+        return self.report()
 
     def test_step(self, data):
         """The loss of held-out pairs against the queue as it is."""
@@ -215,7 +225,8 @@ class MoCo(keras.Model):
             )
             for query, key in directions
         ]
-        return self.track(tf.add_n(losses) / len(directions))
+        self.loss_tracker.update_state(tf.add_n(losses) / len(directions))
+        return self.report()
 
     def unpack(self, data):
         """Returns the directions [(query, key), ...] and the index or None."""
@@ -323,6 +334,8 @@ class MoCo(keras.Model):
 
     def _update_key_encoder(self):
         momentum = self.key_momentum()
+        if self.step_guard.drops:
+            momentum = tf.where(self.step_guard.dropped(), 1.0, momentum)
 
         def average(key, query):
             key.assign(momentum * key + (1.0 - momentum) * query)
@@ -380,9 +393,31 @@ class MoCo(keras.Model):
             return self.momentum(self.optimizer.iterations)
         return self.momentum
 
-    def track(self, loss):
-        """Adds the loss to its mean and returns what a step reports."""
-        self.loss_tracker.update_state(loss)
+    def moved_by_a_pass(self):
+        """Variables that encoding changes: batch statistics and means."""
+        averaged = {id(key) for _, key in self.averaged_pairs()}
+        variables = [
+            variable
+            for part in (self.encoder, self.projector, self.predictor)
+            if part is not None
+            for variable in part.non_trainable_variables
+        ]
+        variables += [
+            variable
+            for part in (self.key_encoder, self.key_projector)
+            for variable in part.variables
+            if id(variable.value) not in averaged
+        ]
+        return variables + [v for m in self.metrics for v in m.variables]
+
+    def unscaled(self, gradients):
+        """The gradients, or [] where a loss scale drops what is infinite."""
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            return []
+        return [g for g in gradients if g is not None]
+
+    def report(self):
+        """What a step reports: the means of the epoch so far."""
         logs = {
             tracker.name: tracker.result()
             for tracker in (
@@ -442,24 +477,35 @@ class MoCo(keras.Model):
         return self.trainable_variables
 
     def fit(self, x=None, *args, callbacks=None, **kwargs):
-        """As `keras.Model.fit`; adds `MomentumUpdate` when it is missing."""
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            if isinstance(callbacks, keras.callbacks.Callback):
-                callbacks = [callbacks]
-            callbacks = list(callbacks or [])
-            updates = sum(isinstance(c, MomentumUpdate) for c in callbacks)
-            if updates > 1:
-                raise ValueError(
-                    "One `MomentumUpdate` a step is the method; "
-                    f"{updates} are among the callbacks."
-                )
-            if not updates:
-                callbacks.insert(0, MomentumUpdate())
+        """As `keras.Model.fit`; adds `MomentumUpdate` and `Guard`.
+
+        With a `Checkpoint` among the callbacks it starts where that one's
+        files end, and returns early when a signal asks for it.
+        """
         if isinstance(x, tf.data.Dataset):
             self._check_batches(x.element_spec)
         # Keras warns about its own default on every dataset.
         kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
-        return super().fit(x, *args, callbacks=callbacks, **kwargs)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return super().fit(x, *args, callbacks=callbacks, **kwargs)
+        callbacks, guard, checkpoint = _arrange(callbacks)
+        passes = getattr(x, "passes", None)
+        guard.names = passes and passes.names
+        if checkpoint is None:
+            return super().fit(x, *args, callbacks=callbacks, **kwargs)
+        with checkpoint.of(self):
+            x, ending = checkpoint.start(
+                x, kwargs.get("steps_per_epoch"), kwargs.get("initial_epoch", 0)
+            )
+            kwargs["initial_epoch"], guard.first_step = checkpoint.place
+            guard.checkpoint = checkpoint
+            callbacks = [*ending, *callbacks]
+            try:
+                return super().fit(x, *args, callbacks=callbacks, **kwargs)
+            except Stopped:
+                for callback in callbacks:
+                    callback.on_train_end()
+                return self.history
 
     def _check_batches(self, spec):
         groups = num_groups(self.encoder)
@@ -532,6 +578,30 @@ class MoCo(keras.Model):
             for name in ("encoder", "projector", "predictor", "momentum")
         }
         return cls(**{**config, **parts})
+
+
+def _arrange(callbacks):
+    """All callbacks in the order they need, the guard, the checkpoint."""
+    if isinstance(callbacks, keras.callbacks.Callback):
+        callbacks = [callbacks]
+    callbacks = list(callbacks or [])
+    own = {}
+    for kind in (MomentumUpdate, Guard, Checkpoint):
+        found = [c for c in callbacks if isinstance(c, kind)]
+        if len(found) > 1:
+            raise ValueError(
+                f"One `{kind.__name__}` is all that `fit` takes; {len(found)} "
+                "are among the callbacks."
+            )
+        own[kind] = found[0] if found else None
+    guard = own[Guard] or Guard()
+    if not own[MomentumUpdate]:
+        callbacks.insert(0, MomentumUpdate())
+    checkpoint = own[Checkpoint]
+    others = [c for c in callbacks if c not in (guard, checkpoint)]
+    # Nothing is logged that is not finite, nothing is saved that is not logged.
+    last = [checkpoint] if checkpoint else []
+    return [guard, *others, *last], guard, checkpoint
 
 
 def _check_projector(projector, features):

@@ -1,8 +1,10 @@
 """The main job, from images to an exported encoder, as one function."""
 
 import contextlib
+import copy
 import dataclasses
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from keras_moco.build import (
     prepare,
 )
 from keras_moco.callbacks import KNNMonitor
+from keras_moco.checkpoint import Checkpoint, refuse_version_0_2
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
 from keras_moco.data.labeled import labeled_dataset
@@ -29,6 +32,7 @@ from keras_moco.data.sources import load_images
 from keras_moco.encoders import encoder_names
 from keras_moco.evaluate import knn_accuracy
 from keras_moco.export import export_encoder
+from keras_moco.guards import Guard
 from keras_moco.presets import Preset
 from keras_moco.run import (
     RunFolder,
@@ -62,13 +66,18 @@ def pretrain(
     max_broken=0.01,
     augment="cpu",
     export_to=None,
+    checkpoint_every="10min",
+    keep_every_epochs=None,
+    fresh=False,
+    on_nan="stop",
     verbose=True,
 ):
     """Pretrains an encoder on unlabelled images and exports it.
 
     Labels, where there are any, serve only to measure kNN accuracy beside the
-    training. An interrupted run goes on when it is called again with the same
-    arguments; a finished one returns its result.
+    training. An interrupted run goes on from its newest checkpoint when it is
+    called again with the same arguments, and equals one that never stopped; a
+    finished one returns its result.
 
     Args:
         dataset: "shapes" (built in), a TFDS name, a folder of images (flat, or
@@ -99,11 +108,19 @@ def pretrain(
         augment: Where the views are made: "cpu", beside the training, or
             "device", inside the train step.
         export_to: Folder. None takes `saved_models/<name of the run folder>`.
+        checkpoint_every: Int or str. Steps ("500") or minutes ("10min") from
+            one checkpoint to the next; the end of an epoch has one always.
+        keep_every_epochs: Int or None. Checkpoints of every so many epochs are
+            kept besides the last three.
+        fresh: Bool. Start anew, in a folder with the next free number.
+        on_nan: "stop" or "skip": what follows a loss or gradient that is not
+            finite, see `Guard`.
         verbose: Bool. Report to the terminal.
 
     Returns:
-        Dict, empty but on the first machine, also in `result.json`:
-        `knn_top1`, `knn_top1_untrained` and
+        Dict, empty but on the first machine. After a signal (SIGTERM, SIGINT,
+        SIGUSR1) of `run` and `stopped`, the signal's name. Else as in
+        `result.json`: `knn_top1`, `knn_top1_untrained` and
         `knn_top1_pixels` (where there are labels), `loss`,
         `images_per_second`, `seconds`, `peak_memory_mb`, `run`, `export`.
 
@@ -116,6 +133,7 @@ def pretrain(
         >>> encoder = keras_moco.load_encoder(result["export"])
     """
     _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch)
+    cadence = parse_cadence(checkpoint_every)
     if encoder is not None and not isinstance(encoder, (str, keras.Model)):
         raise ValueError(
             "`encoder` must be a name or a built keras.Model. Received: "
@@ -149,7 +167,7 @@ def pretrain(
     }
     del settings["summary"]
     steps = num_steps(images, preset.batch_size, steps_per_epoch)
-    run = open_run(run_dir, images.source, preset_name, settings)
+    run = open_run(run_dir, images.source, preset_name, settings, fresh, say)
     export_to = export_folder(export_to, run)
     result = run.read("result.json")
     if "export" in result:
@@ -160,6 +178,14 @@ def pretrain(
     if knn_every and chief:
         knn_data = _knn_data(dataset, images, preset, source, say)
 
+    def warn(line):
+        say(terminal.wrap(line))
+
+    checkpoint = Checkpoint(
+        run.path, **cadence, keep_every_epochs=keep_every_epochs, say=warn
+    )
+    guard = Guard(on_nan, say=warn)
+    refuse_version_0_2(run.path)
     begin = time.perf_counter()
     keras.utils.set_random_seed(seed)
     total_steps = steps * preset.epochs
@@ -169,14 +195,119 @@ def pretrain(
     encoder = model.encoder
     broken_before = len(images.broken)
 
-    with strategy.scope():
-        done = run.restore(model) // steps
-    distribute.agree(strategy, settings, done)
-    if not chief:
-        # It keeps pace with the chief, but nothing that it writes stays.
-        scratch = tempfile.TemporaryDirectory()
-        run = RunFolder(scratch.name, settings)
-    before = dict(run.read("run.json"))
+    distribute.agree(strategy, settings)
+    if augment == "device":
+        model.make_views = device_views(preset, seed)
+    pairs, fit_options = _pairs(images, preset, seed, augment, steps, strategy)
+    with contextlib.ExitStack() as stack:
+        if chief:
+            stack.enter_context(checkpoint.lock)
+        else:
+            # It keeps pace with the chief, but nothing that it writes stays.
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            run = RunFolder(scratch, settings)
+        baselines = _begin(run, settings, encoder, knn_data)
+        if baselines:
+            say(terminal.baseline_line(**baselines))
+        log = RunLog(run, preset.batch_size, preset.epochs, say)
+        callbacks = [guard, log, checkpoint]
+        if knn_data:
+            callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
+        if verbose and sys.stdout.isatty():
+            callbacks.insert(0, terminal.LossBar())
+        try:
+            model.fit(
+                pairs,
+                epochs=preset.epochs,
+                callbacks=callbacks,
+                verbose=0,
+                **fit_options,
+            )
+        except (tf.errors.OpError, MemoryError) as error:
+            images.check()  # The cause, in one line, if broken files are.
+            if distribute.over_machines(strategy):
+                if checkpoint.signals.asked:  # And the chief, too.
+                    return {}
+                raise ConnectionError(
+                    "Another worker of this run does not answer any more "
+                    f"({type(error).__name__}). Start all workers again with "
+                    "the same command: they go on after the last checkpoint."
+                ) from error
+            if isinstance(
+                error, (tf.errors.ResourceExhaustedError, MemoryError)
+            ):
+                raise ValueError(
+                    _out_of_memory(preset, precision, checkpoint)
+                ) from error
+            raise
+        if not chief:
+            return {}
+        if checkpoint.stopped and checkpoint.place.epoch < preset.epochs:
+            warn(
+                f"Stopped after {checkpoint.place} of {preset.epochs}; the "
+                f"checkpoint is of {checkpoint.saved}."
+            )
+            return {"run": str(run.path), "stopped": checkpoint.stopped}
+        rows = log.rows or run.metrics()
+        result = {
+            "knn_top1": rows[-1].get("knn_top1"),
+            **baselines,
+            "loss": rows[-1]["loss"],
+            # The first epoch of a process compiles.
+            "images_per_second": statistics.median(
+                row["images_per_second"] for row in rows[1:] or rows
+            ),
+            "seconds": round(time.perf_counter() - begin, 1),
+            "peak_memory_mb": round(peak_memory_mb()),
+            "run": str(run.path),
+            "export": str(export_to),
+        }
+        result = {
+            name: value for name, value in result.items() if value is not None
+        }
+        card = {"settings": settings, **result}
+        export_encoder(encoder, export_to, card=card)
+        run.write("result.json", result)
+    if len(images.broken) > broken_before:
+        say(terminal.broken_line(images.broken))
+    say(terminal.result_lines(result))
+    return result
+
+
+def _pairs(images, preset, seed, augment, steps, strategy):
+    """The dataset of a run, and what `fit` has to know of it."""
+
+    def share_of(*share):
+        return pretrain_dataset(
+            images,
+            preset,
+            batch_size=preset.batch_size,
+            seed=seed,
+            augment="device" if augment == "device" else None,
+            share=share,
+            steps_per_epoch=steps,
+        )
+
+    pairs = share_of(0, 1)
+    if not distribute.over_machines(strategy):
+        return pairs, {}
+
+    def start_at(epoch, step):
+        def make(*share):
+            passes = share_of(*share).passes
+            return passes.start_at(epoch, step).repeat(preset.epochs - epoch)
+
+        return distribute.distribute_batches(strategy, make, preset.batch_size)
+
+    whole = start_at(0, 0)
+    whole.passes = copy.copy(pairs.passes)
+    whole.passes.start_at = start_at
+    return whole, {"steps_per_epoch": steps}  # It has no length.
+
+
+def _begin(run, settings, encoder, knn_data):
+    """Notes what the run is, once; returns what its training has to beat."""
+    before = run.read("run.json")
     if not before:
         baselines = {}
         if knn_data:
@@ -186,94 +317,23 @@ def pretrain(
             }
         before = {"settings": settings, "baselines": baselines, **origin()}
         run.write("run.json", before)
-    if before.get("baselines"):
-        say(terminal.baseline_line(**before["baselines"]))
-    run.keep_metrics(done)
-    if done:
-        say(f"Going on after epoch {done} of {preset.epochs}, from {run.path}")
-    if augment == "device":
-        model.make_views = device_views(preset, seed)
+    return before.get("baselines", {})
 
-    def make_pairs(*share):
-        return pretrain_dataset(
-            images,
-            preset,
-            None,
-            preset.batch_size,
-            seed,
-            first_epoch=done,
-            augment="device" if augment == "device" else None,
-            share=share,
-            steps_per_epoch=steps,
-        )
 
-    pairs, fit_options = make_pairs(0, 1), {}
-    if distribute.over_machines(strategy):
-        pairs = distribute.distribute_batches(
-            strategy,
-            lambda *share: make_pairs(*share).repeat(preset.epochs - done),
-            preset.batch_size,
-        )
-        fit_options["steps_per_epoch"] = steps  # It has no length.
-    callbacks = [RunLog(run, preset.batch_size, preset.epochs, say)]
-    if knn_data:
-        callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
-    if verbose and sys.stdout.isatty():
-        callbacks.insert(0, terminal.LossBar())
-    try:
-        model.fit(
-            pairs,
-            epochs=preset.epochs,
-            initial_epoch=done,
-            callbacks=callbacks,
-            verbose=0,
-            **fit_options,
-        )
-    except KeyboardInterrupt:
-        say(
-            f"\nStopped. {len(run.metrics())} of {preset.epochs} epochs are in "
-            f"{run.path}; the same command goes on from there."
-        )
-        raise
-    except tf.errors.OpError as error:
-        images.check()  # The cause, in one line, if broken files are.
-        if distribute.over_machines(strategy):
-            raise ConnectionError(
-                "Another worker of this run does not answer any more "
-                f"({type(error).__name__}). Start all workers again with the "
-                "same command: they go on after epoch "
-                f"{len(run.metrics())} of {preset.epochs}."
-            ) from error
-        raise
-    if not chief:
-        return {}
-    rows = run.metrics()
-    result = {
-        "knn_top1": rows[-1].get("knn_top1"),
-        **before.get("baselines", {}),
-        "loss": rows[-1]["loss"],
-        # The first epoch of a process compiles.
-        "images_per_second": statistics.median(
-            row["images_per_second"] for row in rows[1:] or rows
-        ),
-        "seconds": round(time.perf_counter() - begin, 1),
-        "peak_memory_mb": round(peak_memory_mb()),
-        "run": str(run.path),
-        "export": str(export_to),
-    }
-    result = {
-        name: value for name, value in result.items() if value is not None
-    }
-    export_encoder(encoder, export_to, card={"settings": settings, **result})
-    run.write("result.json", result)
-    if len(images.broken) > broken_before:
-        say(terminal.broken_line(images.broken))
-    say(terminal.result_lines(result))
-    return result
+def _out_of_memory(preset, precision, checkpoint):
+    kept = f" Kept: {checkpoint.saved}." if checkpoint.saved else ""
+    return (
+        "Out of memory. What drives it: batch_size "
+        f"{preset.batch_size} x views of {preset.image_size} px x encoder "
+        f"{preset.encoder} in {precision}; the queue of {preset.queue_size} x "
+        f"{preset.head_output_dim} takes "
+        f"{preset.queue_size * preset.head_output_dim * 4 / 2**20:.0f} MB. "
+        f"Halve --batch-size first, or take --precision mixed_bfloat16.{kept}"
+    )
 
 
 def export_run(run_dir, folder):
-    """Exports the encoder of a run folder as its last epoch left it.
+    """Exports the encoder of a run folder as its newest checkpoint has it.
 
     Args:
         run_dir: Folder of a run by `pretrain`, finished or not, of an encoder
@@ -284,7 +344,7 @@ def export_run(run_dir, folder):
         `pathlib.Path` of the export.
 
     Raises:
-        ValueError: No run there, no epoch finished, or an encoder of the
+        ValueError: No run there, no checkpoint yet, or an encoder of the
             user's own, which the folder does not describe.
 
     Example:
@@ -307,15 +367,26 @@ def export_run(run_dir, folder):
     if preset.encoder not in encoder_names():
         raise ValueError(
             f"The encoder {preset.encoder!r} of {path} was not built by name: "
-            "rebuild it in Python and load the checkpoint into its MoCo."
+            "rebuild it in Python; Checkpoint(run).restore(moco) loads it."
         )
     model = build_model(preset, None, 1, settings["precision"])
-    steps = run.restore(model)
-    if not steps:
-        raise ValueError(f"No epoch of the run in {path} is finished yet.")
+    if not any(Checkpoint(path).restore(model)):
+        raise ValueError(f"The run in {path} has no checkpoint yet.")
+    steps = int(model.optimizer.iterations.numpy())
     card = {"settings": settings, "run": str(path), "steps": steps}
     folder = export_folder(folder, run)
     return export_encoder(model.encoder, folder, card)
+
+
+def parse_cadence(text):
+    """`Checkpoint`'s options of "500" (steps) or "10min"."""
+    found = re.fullmatch(r"(\d+)( ?min)?", str(text))
+    if not found or not int(found[1]):
+        raise ValueError(
+            "`checkpoint_every` must be a number of steps such as 500, or of "
+            f"minutes such as 10min. Received: {text!r}"
+        )
+    return {"every_minutes" if found[2] else "every_steps": int(found[1])}
 
 
 def _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch):

@@ -1,16 +1,16 @@
-"""The run folder: its settings, its log, its checkpoint.
+"""The run folder: its settings and its log.
 
 run.json                  all settings, versions, the data
 metrics.jsonl             one line an epoch
 events.out.tfevents.*     the same for TensorBoard
-checkpoint.weights.h5     weights, queue, optimizer after the last epoch
+checkpoints/              see `Checkpoint`
+lock                      while a process writes here
 result.json               at the end
 """
 
 import contextlib
 import itertools
 import json
-import math
 import pathlib
 import platform
 import subprocess
@@ -24,8 +24,6 @@ import tensorflow as tf
 import keras_moco
 from keras_moco import terminal
 from keras_moco.export import check_export_folder, check_writable, read_card
-
-CHECKPOINT = "checkpoint.weights.h5"
 
 
 class RunFolder:
@@ -60,7 +58,9 @@ class RunFolder:
             )
         check_writable(self.path)
         if not (self.path / "run.json").exists():
-            if self.path.is_dir() and any(self.path.iterdir()):
+            own = {"lock", ".run.json.tmp"}  # Of a run that had just begun.
+            there = self.path.iterdir() if self.path.is_dir() else ()
+            if {path.name for path in there} - own:
                 raise ValueError(
                     f"{self.path} holds files that are no run. Give a new or "
                     "empty folder with --run-dir."
@@ -100,10 +100,17 @@ class RunFolder:
 
     def write(self, name, content):
         """Writes a JSON file of the folder, whole or not at all."""
+        self.replace(name, json.dumps(content, indent=2) + "\n")
+
+    def replace(self, name, text):
+        """Writes a file beside its place, then moves it there."""
         self.path.mkdir(parents=True, exist_ok=True)
         draft = self.path / f".{name}.tmp"
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(self.path / name)
+        try:
+            draft.write_text(text)
+            draft.replace(self.path / name)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def metrics(self):
         """The lines of metrics.jsonl, as dicts, up to one that broke off."""
@@ -117,47 +124,14 @@ class RunFolder:
                     break
         return rows
 
-    def restore(self, model):
-        """Loads the checkpoint if there is one.
-
-        Args:
-            model: Compiled `MoCo`.
-
-        Returns:
-            Int. Steps that are done.
-        """
-        path = self.path / CHECKPOINT
-        if not path.exists():
-            return 0
-        model.optimizer.build(model.trainable_variables)
-        try:
-            model.load_weights(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(
-                f"The checkpoint {path} is damaged or of another model "
-                f"({error}). Delete it to begin again, or give another folder "
-                "with --run-dir."
-            ) from error
-        return int(model.optimizer.iterations.numpy())
-
-    def keep_metrics(self, epochs):
-        """Drops the lines of epochs that are to be done again."""
-        lines = [row for row in self.metrics() if row["epoch"] <= epochs]
-        text = "".join(json.dumps(row) + "\n" for row in lines)
-        (self.path / "metrics.jsonl").write_text(text)
-
-    def save(self, model):
-        """Writes the checkpoint beside its place, then moves it there."""
-        draft = self.path / f".tmp.{CHECKPOINT}"
-        model.save_weights(draft)
-        draft.replace(self.path / CHECKPOINT)
-
 
 class RunLog(keras.callbacks.Callback):
     """Writes each epoch to the run folder and to the terminal.
 
     Put it behind `KNNMonitor`, whose figure it logs. The line of an epoch is
-    written before its checkpoint, so that no saved epoch lacks its line.
+    written before its checkpoint, so that no saved epoch lacks its line; lines
+    of epochs that are done again are dropped. A folder that cannot be written
+    is said, and written once it can be.
 
     Args:
         run: `RunFolder`.
@@ -172,6 +146,8 @@ class RunLog(keras.callbacks.Callback):
         self.batch_size = batch_size
         self.epochs = epochs
         self.say = say
+        self.about = run.read("run.json")
+        self.rows = None
         self.writer = tf.summary.create_file_writer(str(run.path))
 
     def on_train_begin(self, logs=None):
@@ -179,6 +155,8 @@ class RunLog(keras.callbacks.Callback):
         self.epochs_here = 0
 
     def on_epoch_begin(self, epoch, logs=None):
+        if self.rows is None:
+            self.rows = [r for r in self.run.metrics() if r["epoch"] <= epoch]
         self.epoch_time = self.last_batch_time = time.perf_counter()
         self.steps = 0
 
@@ -197,39 +175,65 @@ class RunLog(keras.callbacks.Callback):
         row["images_per_second"] = self.steps * self.batch_size / train_seconds
         row["seconds"] = time.perf_counter() - self.epoch_time
         row = {name: _number(value) for name, value in row.items()}
-        if not math.isfinite(row["loss"]):
-            raise ValueError(
-                f"The loss is {row['loss']} in epoch {epoch + 1}. A lower "
-                "learning rate helps mostly: --set base_learning_rate=... in "
-                "another run folder. Epochs before it are kept in "
-                f"{self.run.path}"
+        self.rows.append(row)
+        try:
+            self._write(row)
+        except (OSError, tf.errors.OpError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            self.say(
+                terminal.wrap(
+                    f"The log cannot be written: {reason} ({self.run.path}). "
+                    "The run goes on and tries again after the next epoch."
+                )
             )
-        with open(self.run.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
-        with self.writer.as_default(step=epoch + 1):
-            for name, value in row.items():
-                if name != "epoch":
-                    tf.summary.scalar(name, value)
-        self.writer.flush()
-        self.run.save(model)
         self.epochs_here += 1
         spent = time.perf_counter() - self.begin_time
         left = spent / self.epochs_here * (self.epochs - row["epoch"])
         self.say(terminal.epoch_line(row, self.epochs, left))
 
+    def _write(self, row):
+        # All lines: what could not be written before, or was deleted, too.
+        text = "".join(json.dumps(row) + "\n" for row in self.rows)
+        self.run.replace("metrics.jsonl", text)
+        if not (self.run.path / "run.json").exists():
+            self.run.write("run.json", self.about)
+        with self.writer.as_default(step=row["epoch"]):
+            for name, value in row.items():
+                if name != "epoch":
+                    tf.summary.scalar(name, value)
+        self.writer.flush()
 
-def open_run(run_dir, source, preset_name, settings):
-    """The folder asked for, or the first of its name that fits the settings."""
-    if run_dir is not None:
+
+def open_run(run_dir, source, preset_name, settings, fresh=False, say=print):
+    """The folder that a run goes to.
+
+    Args:
+        run_dir: Folder asked for, or None for `runs/<source>-<preset>`, with
+            a number behind it: the last one that fits the settings.
+        source: Str. Where the images come from.
+        preset_name: Str.
+        settings: Dict.
+        fresh: Bool. A folder that is not there yet, whatever fits.
+        say: Function that prints a line.
+    """
+    if run_dir is not None and not fresh:
         return RunFolder(run_dir, settings)
     stem = pathlib.Path(source.split(",")[0]).resolve().name or "images"
+    name = run_dir or pathlib.Path("runs", f"{stem}-{preset_name}")
+    fitting, refused = None, None
     for number in itertools.count(1):
-        suffix = "" if number == 1 else f"-{number}"
-        path = pathlib.Path("runs", f"{stem}-{preset_name}{suffix}")
+        path = pathlib.Path(name if number == 1 else f"{name}-{number}")
         if not path.exists():
-            return RunFolder(path, settings)
-        with contextlib.suppress(ValueError):
-            return RunFolder(path, settings)
+            break
+        try:
+            fitting = RunFolder(path, settings)
+        except ValueError as error:
+            refused = error
+    if fresh or fitting is None:
+        if refused and not fresh:
+            say(terminal.wrap(f"{refused} This one goes to {path}."))
+        return RunFolder(path, settings)
+    return fitting
 
 
 def export_folder(export_to, run):

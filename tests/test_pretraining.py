@@ -1,9 +1,14 @@
 import json
 import math
+import os
+import pathlib
+import signal
+import time
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 import keras_moco as km
@@ -109,21 +114,48 @@ def test_an_interrupted_run_goes_on(small_shapes, monkeypatch, capsys):
     calls = []
 
     def interrupted(model):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
         step(model)
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # For the thread that reads it.
 
     monkeypatch.setattr(km.MoCo, "update_key_encoder", interrupted)
-    options = {**SMALL, "epochs": 3, "verbose": True}
-    with pytest.raises(KeyboardInterrupt):
-        km.pretrain(run_dir="broken", **options)
-    assert "1 of 3 epochs are in broken" in capsys.readouterr().out
+    options = {**SMALL, "epochs": 3, "verbose": True, "run_dir": "broken"}
+    stopped = km.pretrain(**options)
+    assert stopped == {"run": "broken", "stopped": "SIGTERM"}
+    out = capsys.readouterr().out
+    assert "SIGTERM: stopping after this step" in out
+    assert "Stopped after 1 epochs and 1 steps of 3" in out
     monkeypatch.setattr(km.MoCo, "update_key_encoder", step)
-    resumed = km.pretrain(run_dir="broken", **options)
-    assert "Going on after epoch 1" in capsys.readouterr().out
+    resumed = km.pretrain(**options)
+    out = capsys.readouterr().out
+    assert "Going on after 1 epochs and 1 steps, from broken" in out
     assert resumed["loss"] == whole["loss"]
     assert resumed["knn_top1"] == whole["knn_top1"]
+    assert not (pathlib.Path("broken") / "lock").exists()
+
+
+def test_a_fresh_run_leaves_the_other_alone(tmp_path, small_shapes):
+    first = km.pretrain(**SMALL)
+    before = files(tmp_path / "runs" / "shapes-demo")
+    second = km.pretrain(fresh=True, checkpoint_every=1, **SMALL)
+    assert second["run"] == first["run"] + "-2"
+    assert files(tmp_path / "runs" / "shapes-demo") == before
+    assert second["loss"] == first["loss"]
+
+
+def test_too_little_memory_is_one_line(small_shapes, monkeypatch):
+    def fail(*_, **__):
+        raise tf.errors.ResourceExhaustedError(
+            None, None, "OOM when allocating"
+        )
+
+    monkeypatch.setattr(km.MoCo, "fit", fail)
+    with pytest.raises(ValueError) as error:
+        km.pretrain(**SMALL)
+    for part in ("batch_size 64", "16 px", "resnet18", "64 x 8", "float32"):
+        assert part in str(error.value)
 
 
 def test_a_flat_folder_of_photographs_needs_no_labels(tmp_path, capsys):
@@ -214,6 +246,10 @@ def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
         ({"steps_per_epoch": 0}, "`steps_per_epoch` must be >= 1"),
         ({"steps_per_epoch": 99}, "`steps_per_epoch` must be at most 4"),
         ({"seed": -1}, "`seed` must be >= 0"),
+        ({"checkpoint_every": "often"}, "`checkpoint_every` must be a number"),
+        ({"checkpoint_every": "0min"}, "`checkpoint_every` must be a number"),
+        ({"keep_every_epochs": 0}, "`keep_every_epochs` must be >= 1"),
+        ({"on_nan": "hope"}, "`on_nan` must be stop or skip"),
         ({"knn_every": -1}, "`knn_every` must be >= 0"),
         ({"precision": "float8"}, "`precision` must be one of"),
         ({"encoder": "resnet19"}, "'resnet19'. Did you mean resnet18"),

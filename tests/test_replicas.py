@@ -220,7 +220,7 @@ def test_killed_worker_ends_the_other_and_both_go_on_again(photos):
     assert 1 <= done < 12
     ends = [finish(w) for w in workers(photos, "--epochs", 12)]
     assert [code for code, _, _ in ends] == [0, 0], ends[0][2][-1500:]
-    assert f"Going on after epoch {done} of 12" in ends[0][1]
+    assert f"Going on after {done} epochs" in ends[0][1]
     assert epochs_done(folder) == list(range(1, 13))
 
 
@@ -249,7 +249,7 @@ def test_run_goes_on_with_another_number_of_devices(photos):
             wait_for_epochs(process, folder, epochs)
             process.send_signal(signal.SIGINT)
             code, out, _ = finish(process)
-            assert code == 130 and "the same command goes on" in out
+            assert code == 0 and "Go on    keras-moco pretrain" in out
         else:
             code, out, err = finish(process)
             assert code == 0, err[-1500:]

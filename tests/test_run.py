@@ -1,28 +1,25 @@
 import json
 import os
+import shutil
 
+import keras
 import pytest
 
 import keras_moco as km
-from keras_moco.run import RunFolder, RunLog
+from keras_moco.run import RunFolder, RunLog, open_run
 
 SETTINGS = {"seed": 0, "crop_scale": (0.2, 1.0)}
 
 
-def moco(encoder, pairs, run, epochs=2, callbacks=(), rate=0.05):
+def moco(encoder, pairs, run, epochs=2, callbacks=(), lines=None):
+    lines = [] if lines is None else lines
     model = km.MoCo(encoder, km.projection_head(4, 4), queue_size=16)
-    model.compile(km.SGD(rate))
+    model.compile(km.SGD(0.05))
     run.write("run.json", {"settings": run.settings})
-    done = run.restore(model) // len(pairs)
-    run.keep_metrics(done)
-    log = RunLog(run, 6, epochs, say=lambda line: None)
-    model.fit(
-        pairs,
-        epochs=epochs,
-        initial_epoch=done,
-        callbacks=[log, *callbacks],
-        verbose=0,
-    )
+    log = RunLog(run, 6, epochs, lines.append)
+    saves = km.Checkpoint(run.path, say=lines.append)
+    callbacks = [log, *callbacks, saves]
+    model.fit(pairs, epochs=epochs, callbacks=callbacks, verbose=0)
     return model
 
 
@@ -79,38 +76,32 @@ def test_tensorboard_gets_the_same_scalars(
     assert losses == pytest.approx([row["loss"] for row in run.metrics()])
 
 
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+class Call(keras.callbacks.Callback):
+    """Calls a function at the begin of an epoch."""
+
+    def __init__(self, epoch, function):
+        super().__init__()
+        self.epoch = epoch
+        self.function = function
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            self.function()
+
+
+def test_lines_of_epochs_that_are_done_again_are_dropped(
     tmp_path, tiny_encoder, random_pairs
 ):
-    import keras
-
-    class Interrupt(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations.numpy()) == 5:
-                raise KeyboardInterrupt
-
-    whole = RunFolder(tmp_path / "whole", SETTINGS)
-    keras.utils.set_random_seed(1)
-    moco(tiny_encoder(), random_pairs(), whole, epochs=3)
-    broken = RunFolder(tmp_path / "broken", SETTINGS)
-    keras.utils.set_random_seed(1)
-    with pytest.raises(KeyboardInterrupt):
-        moco(tiny_encoder(), random_pairs(), broken, 3, [Interrupt()])
-    assert len(broken.metrics()) == 1
-    keras.utils.set_random_seed(2)  # Other weights, until the checkpoint.
-    moco(tiny_encoder(), random_pairs(), broken, epochs=3)
-    for a, b in zip(whole.metrics(), broken.metrics(), strict=True):
-        for name in ("epoch", "loss", "positive_similarity", "queue_fill"):
-            assert a[name] == pytest.approx(b[name], rel=1e-6), name
-
-
-def test_a_line_without_its_checkpoint_is_dropped(tmp_path):
+    """Those that were written, and whose checkpoint was not."""
     run = RunFolder(tmp_path / "run", SETTINGS)
-    run.write("run.json", {"settings": run.settings})
-    lines = "".join(json.dumps({"epoch": e}) + "\n" for e in (1, 2, 3))
-    (run.path / "metrics.jsonl").write_text(lines)
-    run.keep_metrics(2)
-    assert [row["epoch"] for row in run.metrics()] == [1, 2]
+    moco(tiny_encoder(), random_pairs(), run, epochs=2)
+    rows = run.metrics()
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": 3, "loss": 0.0}) + "\n")
+    moco(tiny_encoder(), random_pairs(), run, epochs=4)
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3, 4]
+    assert run.metrics()[:2] == rows
+    assert run.metrics()[2]["loss"] > 0
 
 
 def test_a_line_that_broke_off_is_dropped(tmp_path):
@@ -120,24 +111,54 @@ def test_a_line_that_broke_off_is_dropped(tmp_path):
     assert run.metrics() == [{"epoch": 1}]
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n"])
-def test_a_damaged_checkpoint_is_named(tmp_path, tiny_encoder, content):
-    run = RunFolder(tmp_path / "run", SETTINGS)
-    run.write("run.json", {"settings": run.settings})
-    (run.path / "checkpoint.weights.h5").write_bytes(content)
-    model = km.MoCo(tiny_encoder(), km.projection_head(4, 4), queue_size=16)
-    model.compile(km.SGD(0.05))
-    with pytest.raises(ValueError, match="checkpoint.*is damaged"):
-        run.restore(model)
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(
+def test_a_folder_that_is_deleted_gets_its_log_again(
     tmp_path, tiny_encoder, random_pairs
 ):
     run = RunFolder(tmp_path / "run", SETTINGS)
-    with pytest.raises(ValueError, match="loss is nan in epoch 1"):
-        moco(tiny_encoder(), random_pairs(), run, rate=1e38)
-    assert run.metrics() == []
+    gone = Call(1, lambda: shutil.rmtree(run.path))
+    moco(tiny_encoder(), random_pairs(), run, callbacks=[gone])
+    assert [row["epoch"] for row in run.metrics()] == [1, 2]
+    assert run.differences() == []
+
+
+def test_a_log_that_cannot_be_written_is_said_and_written_later(
+    tmp_path, tiny_encoder, random_pairs
+):
+    run, lines = RunFolder(tmp_path / "run", SETTINGS), []
+    obstacle = run.path / "metrics.jsonl"
+    put = Call(0, obstacle.mkdir)
+    take = Call(1, obstacle.rmdir)
+    pairs = random_pairs()
+    moco(tiny_encoder(), pairs, run, 2, [put, take], lines)
+    said = [line for line in lines if "cannot be written" in line]
+    assert len(said) == 1 and "Is a directory" in said[0]
+    assert [row["epoch"] for row in run.metrics()] == [1, 2]
+
+
+def test_a_run_that_had_just_begun_is_no_foreign_folder(tmp_path):
+    (tmp_path / "lock").write_text("")
+    RunFolder(tmp_path, SETTINGS)
+
+
+def test_the_folder_of_a_run_is_the_last_that_fits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = []
+
+    def opened(settings, **options):
+        run = open_run(None, "x", "demo", settings, say=lines.append, **options)
+        run.write("run.json", {"settings": settings})
+        return run.path.name
+
+    assert opened({"seed": 0}) == "x-demo"
+    assert opened({"seed": 0}) == "x-demo" and not lines
+    assert opened({"seed": 1}) == "x-demo-2"
+    assert "seed was 0, now 1" in lines[0] and "x-demo-2" in lines[0]
+    assert opened({"seed": 0}, fresh=True) == "x-demo-3"
+    assert opened({"seed": 0}) == "x-demo-3"
+    assert opened({"seed": 1}) == "x-demo-2" and len(lines) == 1
+    fresh = open_run("own", "x", "demo", {}, fresh=True)
+    fresh.write("run.json", {})
+    assert open_run("own", "x", "demo", {}, fresh=True).path.name == "own-2"
 
 
 def test_other_settings_are_refused_and_named(tmp_path):

@@ -1,6 +1,7 @@
 """Two views of each image, as `fit` reads them: a `tf.data` pipeline."""
 
 import atexit
+import functools
 import gc
 import itertools
 import math
@@ -13,6 +14,7 @@ from keras_moco.augment import draw_views, recolor_views, two_views
 from keras_moco.data.decode import try_header
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import Images
+from keras_moco.data.passes import Passes, draw_order
 
 
 def pretrain_dataset(
@@ -30,7 +32,9 @@ def pretrain_dataset(
 
     One pass over the dataset is one epoch; the next pass is the next epoch,
     in another order and with other views. Both depend on `seed`, the epoch and
-    the image alone, not on threads, batches or what ran before.
+    the image alone, not on threads, batches or what ran before. So a run may
+    go on from any step: what comes before it is not read (of streamed data it
+    is read, and not decoded).
 
     Args:
         images: `Images` of `load_images`, or a uint8 array (N, H, W, 3).
@@ -57,7 +61,8 @@ def pretrain_dataset(
         image_size, image_size, 3) in [0, 1] twice, int64 (batch_size,). With
         `augment="device"` of (images, epoch, index): uint8 (batch_size,
         height, width, 3), int64 (batch_size,) twice. Its `len` is the number
-        of steps an epoch.
+        of steps an epoch. By its attribute `passes` a `Checkpoint` has it
+        start within an epoch.
 
     Raises:
         ValueError: A batch larger than the data, or that cannot be shared;
@@ -80,8 +85,15 @@ def pretrain_dataset(
         )
     global_batch_size, batch_size = batch_size, batch_size // shares
     own = slice(number * batch_size, (number + 1) * batch_size)
-    epochs = itertools.count(first_epoch)
-    draw = (images, global_batch_size, own, steps, seed, epochs)
+    identity = {
+        "images": images.fingerprint,
+        "seed": seed,
+        "batch_size": global_batch_size,
+        "steps_per_epoch": steps,
+    }
+    names = functools.partial(_names, images, global_batch_size, seed)
+    passes = Passes(first_epoch, steps, identity, names)
+    draw = (images, global_batch_size, own, steps, seed, passes)
     if images.array is not None:
         batches = _batches(*draw)
         views = _views_of_array(images, augment, options)
@@ -101,18 +113,35 @@ def pretrain_dataset(
                 threads(),
             )
         pairs = _views_of_files(batches, images, batch_size, augment, options)
-    # The pass of a generator has no length of its own.
-    pairs = pairs.apply(tf.data.experimental.assert_cardinality(steps))
-    return steady(pairs)
+
+    def start_at(epoch, step):
+        passes.place = epoch, step
+        # The pass of a generator has no length of its own.
+        length = tf.data.experimental.assert_cardinality(steps)
+        dataset = steady(pairs if step else pairs.apply(length))
+        dataset.passes = passes
+        return dataset
+
+    passes.start_at = start_at
+    return start_at(first_epoch, 0)
 
 
-def _batches(images, batch_size, own, steps, seed, epochs):
+def _names(images, batch_size, seed, epoch, step):
+    """The names of the images of a batch; None of a stream."""
+    if isinstance(images, StreamedImages):
+        return None
+    order = draw_order(seed, epoch, len(images))
+    chosen = order[step * batch_size : (step + 1) * batch_size]
+    return [images.name(index) for index in chosen]
+
+
+def _batches(images, batch_size, own, steps, seed, passes):
     """(epoch, index) of the own part of each batch, in a global shuffle."""
 
     def batches():
-        epoch = next(epochs)
-        order = np.random.default_rng([seed, epoch]).permutation(len(images))
-        for step in range(steps):
+        epoch, first_step = passes.begin()
+        order = draw_order(seed, epoch, len(images))
+        for step in range(first_step, steps):
             chosen = order[step * batch_size : (step + 1) * batch_size][own]
             yield np.full_like(chosen, epoch), chosen
 
@@ -122,13 +151,15 @@ def _batches(images, batch_size, own, steps, seed, epochs):
     )
 
 
-def _stream(images, batch_size, own, steps, seed, epochs):
+def _stream(images, batch_size, own, steps, seed, passes):
     """(epoch, index, content) of each image of the own part of each batch."""
 
     def stream():
-        epoch = next(epochs)
+        epoch, first_step = passes.begin()
         passing = images.open_stream(seed, epoch)
-        passing = itertools.islice(passing, steps * batch_size)
+        passing = itertools.islice(
+            passing, first_step * batch_size, steps * batch_size
+        )
         for place, (index, content) in enumerate(passing):
             if own.start <= place % batch_size < own.stop:
                 yield epoch, index, content

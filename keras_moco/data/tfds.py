@@ -152,10 +152,13 @@ def _stream(as_dataset, image_key, num_shuffled, seed, epoch):
 
 
 def _num_shuffled(info):
-    """As many images as fit into an eighth of the free memory, encoded."""
-    free = psutil.virtual_memory().available
+    """As many images as fit into a sixteenth of the memory, encoded.
+
+    Not of what is free: a run that goes on has to shuffle as before.
+    """
     size = max(1, info.num_bytes // info.num_examples)
-    return int(min(info.num_examples, max(1000, free // 8 // size)))
+    share = psutil.virtual_memory().total // 16
+    return int(min(info.num_examples, max(1000, share // size)))
 
 
 @contextlib.contextmanager

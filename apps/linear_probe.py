@@ -5,16 +5,11 @@ import pathlib
 
 import click
 
-from keras_moco.cli import one_line_errors
+from keras_moco.cli import encoder_option, one_line_errors, say_size
 
 
 @click.command("linear-probe")
-@click.option(
-    "--encoder",
-    required=True,
-    metavar="DIR",
-    help="An exported encoder, or a .keras file.",
-)
+@encoder_option
 @click.option(
     "--dataset",
     default="shapes",
@@ -24,7 +19,7 @@ from keras_moco.cli import one_line_errors
 )
 @click.option("--image-size", type=int, help="In pixels. Default: as trained.")
 @click.option("--data-dir", metavar="DIR", help="TFDS' data sets.")
-@click.option("--epochs", type=int, default=30, show_default=True)
+@click.option("--epochs", type=int, help="Default: 3, more of small data.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--baselines",
@@ -58,9 +53,11 @@ def main(
 
     import keras_moco as km
 
-    model = km.load_encoder(encoder)
+    # Of a bare SavedModel there is no untrained copy.
+    model = km.load_encoder(encoder, trainable=baselines)
     size = image_size or km.trained_image_size(encoder)
     bank, test, names = km.labeled_splits(dataset, size, data_dir)
+    say_size(bank.images, size)
     encoders = {"encoder": model}
     if baselines:
         encoders["untrained"] = keras.models.clone_model(model)

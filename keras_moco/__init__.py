@@ -26,13 +26,15 @@ _HOME = {
     "labeled_dataset": "data.labeled",
     "labeled_splits": "data.labeled",
     "linear_probe": "probe",
-    "trained_image_size": "export",
+    "features": "extract",
     "knn_accuracy": "evaluate",
-    "KNNMonitor": "callbacks",
     "Checkpoint": "checkpoint",
     "Guard": "guards",
+    "nearest": "evaluate",
+    "KNNMonitor": "evaluate",
     "export_encoder": "export",
-    "load_encoder": "export",
+    "load_encoder": "load",
+    "trained_image_size": "load",
     "pretrain": "pretraining",
 }
 __all__ = sorted(_HOME)

@@ -2,11 +2,13 @@
 
 import math
 import statistics
+import tempfile
 import time
 
 import keras
 import tensorflow as tf
 
+from keras_moco.checkpoint import Checkpoint
 from keras_moco.data.pipeline import num_steps, pretrain_dataset
 
 
@@ -24,8 +26,9 @@ def bench(images, preset, model=None, *, data=True, steps=20):
         Dict of floats: `data_images_per_second` (both views of an image),
         `step_images_per_second` (on views that are there already),
         `pretrain_images_per_second` (both together), `data_wait` (share of
-        the time of the last that the bare step does not need) and
-        `momentum_update_ms`; what was left out is missing.
+        the time of the last that the bare step does not need),
+        `momentum_update_ms` and `checkpoint_seconds` (one save, below the
+        current folder); what was left out is missing.
 
     Example:
         >>> images = load_images("shapes", "pretrain")
@@ -53,6 +56,10 @@ def bench(images, preset, model=None, *, data=True, steps=20):
     figures["momentum_update_ms"] = 1e3 * _median_seconds(
         model.update_key_encoder, steps
     )
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        saves = Checkpoint(folder)
+        saves.set_model(model)
+        figures["checkpoint_seconds"] = _median_seconds(saves.save, 3)
     return figures
 
 

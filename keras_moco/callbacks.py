@@ -2,8 +2,6 @@
 
 import keras
 
-from keras_moco.evaluate import knn_accuracy
-
 
 class MomentumUpdate(keras.callbacks.Callback):
     """Applies the momentum update after every training step.
@@ -45,47 +43,3 @@ class MomentumUpdate(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.model.average_statistics()
-
-
-class KNNMonitor(keras.callbacks.Callback):
-    """Measures k-nearest-neighbour accuracy while the encoder learns.
-
-    Adds `knn_top1` to the logs of the epoch, for the callbacks behind it.
-
-    Args:
-        bank: `tf.data.Dataset` of (images, labels) batches.
-        queries: `tf.data.Dataset` of (images, labels) batches.
-        every: Int >= 1. Epochs between measurements; the last epoch of `fit`
-            is always measured. Defaults to 1.
-        k: Int. Neighbours. Defaults to 200.
-        temperature: Float. Of the votes. Defaults to 0.1.
-
-    Example:
-        >>> monitor = KNNMonitor(bank, test, every=10)
-        >>> history = model.fit(pairs, epochs=200, callbacks=[monitor])
-        >>> history.history["knn_top1"]
-
-    Reference:
-        Wu et al. 2018, arXiv:1805.01978, section 3.4.
-    """
-
-    def __init__(self, bank, queries, every=1, k=200, temperature=0.1):
-        super().__init__()
-        if every < 1:
-            raise ValueError(f"`every` must be at least 1. Received: {every}")
-        self.bank = bank
-        self.queries = queries
-        self.every = every
-        self.k = k
-        self.temperature = temperature
-
-    def on_epoch_end(self, epoch, logs=None):
-        last = epoch + 1 == self.params.get("epochs")
-        if (epoch + 1) % self.every == 0 or last:
-            logs["knn_top1"] = knn_accuracy(
-                self.model.encoder,
-                self.bank,
-                self.queries,
-                self.k,
-                self.temperature,
-            )

@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
 
 import click
 
@@ -64,7 +65,8 @@ def one_line_errors(function):
                 import keras_moco.pretraining  # noqa: F401
 
                 tf.config.list_physical_devices()  # Says what it lacks.
-            return function(*args, **options)
+            with readable_warnings():
+                return function(*args, **options)
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
             sys.stdout.flush()
@@ -103,6 +105,18 @@ def raised_here(error):
 
 
 @contextlib.contextmanager
+def readable_warnings():
+    """Shows what is warned of without the line of code that warns."""
+
+    def show(message, *_, **__):
+        click.echo(wrap(f"Note: {message}", ""), err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
 def quiet_tensorflow():
     """Keeps what TensorFlow writes on its way up from the user."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -129,6 +143,25 @@ dataset_option = click.option(
 )
 data_dir_option = click.option(
     "--data-dir", metavar="DIR", help="Where TFDS keeps its data sets."
+)
+
+
+max_broken_option = click.option(
+    "--max-broken",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Share of broken image files that is skipped.",
+)
+encoder_option = click.option(
+    "--encoder",
+    required=True,
+    metavar="PATH",
+    help="An export, a run folder (unfinished too), a SavedModel or a .keras "
+    "file.",
+)
+image_size_option = click.option(
+    "--image-size", type=int, help="Side in pixels. Default: as trained."
 )
 
 
@@ -168,13 +201,7 @@ def recipe_options(function):
                 help="The learning rate follows: base x B / 256.",
             ),
             data_dir_option,
-            click.option(
-                "--max-broken",
-                type=float,
-                default=0.01,
-                show_default=True,
-                help="Share of broken image files that is skipped.",
-            ),
+            max_broken_option,
         )
     ):
         function = option(function)
@@ -309,16 +336,9 @@ def export(run_dir, folder):
 
 
 @command
-@click.option(
-    "--encoder",
-    required=True,
-    metavar="DIR",
-    help="An exported encoder, or a .keras file.",
-)
+@encoder_option
 @dataset_option
-@click.option(
-    "--image-size", type=int, help="Side in pixels. Default: as trained."
-)
+@image_size_option
 @data_dir_option
 @click.option("--k", type=int, default=200, show_default=True)
 @click.option("--temperature", type=float, default=0.1, show_default=True)
@@ -327,24 +347,19 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
 
-    model = km.load_encoder(encoder)
-    if image_size is None:
-        image_size = km.trained_image_size(encoder)
-    if image_size is not None and image_size < 1:
-        raise UserError(f"--image-size must be >= 1. Received: {image_size}")
-    bank, test, _ = km.labeled_splits(
-        one_or_many(dataset), image_size, data_dir
-    )
+    model, size = open_encoder(encoder, image_size)
+    bank, test, _ = km.labeled_splits(one_or_many(dataset), size, data_dir)
+    say_size(bank.images, size)
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
+    say_broken(bank.images, test.images)
     click.echo(
         f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
-        f"T {temperature:g}{f', {image_size} px' if image_size else ''})"
+        f"T {temperature:g})"
     )
     if json_file:
-        pathlib.Path(json_file).write_text(
-            json.dumps({"knn_top1": top1, "k": k, "temperature": temperature})
-            + "\n"
-        )
+        result = {"knn_top1": top1, "k": k, "temperature": temperature}
+        result["features"] = "backbone"
+        pathlib.Path(json_file).write_text(json.dumps(result) + "\n")
 
 
 @command
@@ -478,6 +493,43 @@ def use_cores(count):
     process.cpu_affinity(cores[:count])
 
 
+def open_encoder(place, image_size):
+    """The encoder at a path, and the side in pixels at which it sees images.
+
+    Args:
+        place: What `load_encoder` takes.
+        image_size: Int, or None for the size that it was trained on or that it
+            takes alone.
+
+    Returns:
+        `keras.Model` for inference, and int; None where any size will do.
+    """
+    import keras_moco as km
+
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image-size must be >= 1. Received: {image_size}")
+    model = km.load_encoder(place, trainable=False)
+    only = km.extract.input_size(model) or (None, None)
+    return model, image_size or km.trained_image_size(place) or only[0]
+
+
+def say_size(images, size):
+    """Says at which size an encoder sees images that have another."""
+    from keras_moco import terminal
+
+    if size and images.size != (size, size):
+        click.echo(terminal.size_line(images, size))
+
+
+def say_broken(*sources):
+    """Names the files that were left out."""
+    from keras_moco import terminal
+
+    for images in sources:
+        if images.broken:
+            click.echo(terminal.broken_line(images.broken))
+
+
 def one_or_many(dataset):
     """`shapes`, the one dataset given, or the list of them."""
     if not dataset:
@@ -485,9 +537,9 @@ def one_or_many(dataset):
     return dataset[0] if len(dataset) == 1 else list(dataset)
 
 
-def wrap(text):
+def wrap(text, indent="  "):
     """A paragraph, indented, within 80 columns."""
-    return click.wrap_text(text, 78, "  ", "  ")
+    return click.wrap_text(text, 78, indent, indent)
 
 
 def setting(value):

@@ -1,11 +1,13 @@
 """How good an encoder's features are: nearest neighbours."""
 
-import functools
-
+import keras
 import numpy as np
 import tensorflow as tf
 
-CHUNK = 1024  # Queries a matrix product; it bounds the memory.
+from keras_moco import extract
+from keras_moco.extract import check_features
+
+QUERIES, BANK = 1024, 4096  # Rows a matrix product; they bound the memory.
 
 
 def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
@@ -13,11 +15,14 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
 
     The k bank images with the highest cosine vote for their class with
     exp(cosine / temperature). Nothing is trained, so it is a quick and honest
-    measure of a frozen encoder.
+    measure of a frozen encoder. Of equal cosines the image that comes first in
+    the bank is nearer; of equal votes the lower class wins.
 
     Args:
         encoder: `keras.Model`, images -> (batch, features), run in inference
-            mode. None compares raw pixels.
+            mode, or a path that `load_encoder` takes. Give the backbone: its
+            features are better than those behind the projection. None compares
+            raw pixels.
         bank: `tf.data.Dataset` of (images, labels) batches.
         queries: `tf.data.Dataset` of (images, labels) batches.
         k: Int >= 1. Capped at the size of the bank. Defaults to 200.
@@ -27,7 +32,8 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
         Float in [0, 1], top-1 accuracy on `queries`.
 
     Raises:
-        ValueError: `k` or `temperature` out of range, or no image.
+        ValueError: `k` or `temperature` out of range, no image, no label, or
+            features that are not finite.
 
     Example:
         >>> bank = labeled_dataset("cifar10", "train", image_size=32)
@@ -41,12 +47,11 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
         raise ValueError(f"`k` must be at least 1. Received: {k}")
     if not temperature > 0:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
-    return knn_vote(
-        *embed(encoder, bank),
-        *embed(encoder, queries),
-        k=k,
-        temperature=temperature,
-    )
+    bank = extract.features(encoder, bank)
+    queries = extract.features(encoder, queries)
+    check_features(bank, "training")
+    check_features(queries, "test")
+    return knn_vote(*bank[:2], *queries[:2], k=k, temperature=temperature)
 
 
 def knn_vote(bank, bank_labels, queries, query_labels, k, temperature):
@@ -56,7 +61,8 @@ def knn_vote(bank, bank_labels, queries, query_labels, k, temperature):
         bank: Float array (bank size, features); rows need no unit length.
         bank_labels: Int array (bank size,), from 0.
         queries: Float array (queries, features).
-        query_labels: Int array (queries,).
+        query_labels: Int array (queries,). A class that the bank lacks is
+            never right.
         k: Int >= 1.
         temperature: Float > 0.
 
@@ -68,50 +74,113 @@ def knn_vote(bank, bank_labels, queries, query_labels, k, temperature):
             "kNN needs images on both sides. Received: "
             f"{len(bank)} in the bank, {len(queries)} queries"
         )
-    classes = int(max(bank_labels.max(), query_labels.max())) + 1
-    bank, queries = _unit_rows(bank), _unit_rows(queries)
-    votes = tf.one_hot(bank_labels, classes)  # (bank size, classes)
-    k = min(k, len(bank))
+    classes = int(bank_labels.max()) + 1
     right = 0
-    for start in range(0, len(queries), CHUNK):
-        cosine = tf.matmul(
-            queries[start : start + CHUNK], bank, transpose_b=True
-        )
-        cosine, nearest = tf.math.top_k(cosine, k)  # (chunk, k)
+    for start in range(0, len(queries), QUERIES):
+        rows = slice(start, start + QUERIES)
+        cosine, found = nearest(bank, queries[rows], k)  # (rows, k)
         # exp of a difference, so that a small temperature cannot overflow.
-        weight = tf.exp((cosine - cosine[:, :1]) / temperature)
-        score = tf.einsum("qk,qkc->qc", weight, tf.gather(votes, nearest))
-        answer = tf.argmax(score, axis=1).numpy()
-        right += int((answer == query_labels[start : start + CHUNK]).sum())
+        weight = np.exp((cosine - cosine[:, :1]) / temperature)
+        place = bank_labels[found] + classes * np.arange(len(found))[:, None]
+        votes = np.bincount(
+            place.ravel(), weight.ravel(), classes * len(found)
+        ).reshape(-1, classes)
+        right += int((votes.argmax(axis=1) == query_labels[rows]).sum())
     return right / len(queries)
 
 
-def embed(encoder, dataset):
-    """Features and labels of a labelled dataset.
+def nearest(bank, queries, k):
+    """The rows of a bank with the highest cosine to each query.
+
+    The bank is read in parts of 4096 rows, for 1024 queries at a time, and
+    never copied. Beside bank, queries and result that takes at most 300 MB at
+    2048 features, however large bank and queries are: 1.3 million rows and
+    50,000 queries take 10.6 GB and 0.4 GB themselves.
 
     Args:
-        encoder: `keras.Model` in inference mode; None flattens the pixels.
-        dataset: `tf.data.Dataset` of (images, labels) batches.
+        bank: Float array (bank size, features); rows need no unit length.
+        queries: Float array (queries, features).
+        k: Int >= 1. Capped at the size of the bank.
 
     Returns:
-        Float32 array (images, features) and int array (images,).
+        Float32 array (queries, k) of cosines, falling, and int array
+        (queries, k) of rows of the bank. Of equals the first comes first.
+
+    Example:
+        >>> found = features(encoder, "photos/")
+        >>> cosine, rows = nearest(found.features, found.features[:1], k=5)
     """
-    features, labels = [], []
-    for images, batch_labels in dataset:
-        if encoder is None:
-            batch = images.numpy().reshape(len(images), -1)
-        else:
-            batch = _compiled(encoder)(images)
-        features.append(np.asarray(batch, np.float32))
-        labels.append(batch_labels.numpy())
-    return np.concatenate(features), np.concatenate(labels)
+    k = min(k, len(bank))
+    parts = [
+        _nearest(bank, queries[start : start + QUERIES], k)
+        for start in range(0, len(queries), QUERIES)
+    ]
+    cosine, rows = zip(*parts, strict=True)
+    return np.concatenate(cosine), np.concatenate(rows)
 
 
-@functools.lru_cache(maxsize=1)
-def _compiled(encoder):
-    # Not `predict`: under a strategy it repeats the batch on every replica.
-    return tf.function(lambda images: encoder(images, training=False))
+def _nearest(bank, queries, k):
+    """`nearest` of one part of the queries."""
+    queries = np.asarray(queries, np.float32)
+    queries = queries / _lengths(queries)[:, None]
+    best = tf.fill((len(queries), k), -np.inf)
+    rows = tf.zeros((len(queries), k), tf.int32)
+    for start in range(0, len(bank), BANK):
+        part = np.asarray(bank[start : start + BANK], np.float32)
+        cosine = tf.matmul(queries, part, transpose_b=True) / _lengths(part)
+        # Those found so far stand first, and so win where there are equals.
+        best, place = tf.math.top_k(tf.concat([best, cosine], axis=1), k)
+        before = tf.gather(rows, tf.minimum(place, k - 1), batch_dims=1)
+        rows = tf.where(place < k, before, place - k + start)
+    return best.numpy(), rows.numpy()
 
 
-def _unit_rows(array):
-    return tf.math.l2_normalize(tf.constant(array, tf.float32), axis=1)
+def _lengths(rows):
+    """The lengths of rows as vectors, never 0; without a copy of them."""
+    return np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), 1e-6)
+
+
+class KNNMonitor(keras.callbacks.Callback):
+    """Measures k-nearest-neighbour accuracy while the encoder learns.
+
+    Adds `knn_top1` to the logs of the epoch, for the callbacks behind it.
+
+    Args:
+        bank: `tf.data.Dataset` of (images, labels) batches.
+        queries: `tf.data.Dataset` of (images, labels) batches.
+        every: Int >= 1. Epochs between measurements; the last epoch of `fit`
+            is always measured. Defaults to 1.
+        k: Int. Neighbours. Defaults to 200.
+        temperature: Float. Of the votes. Defaults to 0.1.
+
+    Example:
+        >>> monitor = KNNMonitor(bank, test, every=10)
+        >>> history = model.fit(pairs, epochs=200, callbacks=[monitor])
+        >>> history.history["knn_top1"]
+
+    Reference:
+        Wu et al. 2018, arXiv:1805.01978, section 3.4.
+    """
+
+    def __init__(self, bank, queries, every=1, k=200, temperature=0.1):
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"`every` must be at least 1. Received: {every}")
+        self.bank = bank
+        self.queries = queries
+        self.every = every
+        self.k = k
+        self.temperature = temperature
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not np.isfinite(logs.get("loss", 0.0)):
+            return  # Diverged: whoever watches the loss says so.
+        last = epoch + 1 == self.params.get("epochs")
+        if (epoch + 1) % self.every == 0 or last:
+            logs["knn_top1"] = knn_accuracy(
+                self.model.encoder,
+                self.bank,
+                self.queries,
+                self.k,
+                self.temperature,
+            )

@@ -6,8 +6,6 @@ import os
 import pathlib
 import shutil
 
-import keras
-
 from keras_moco.layers import plain_float32
 
 EXPORTED = {
@@ -106,45 +104,3 @@ def read_card(folder):
         content = json.loads(card.read_text())
         return content if isinstance(content, dict) else {}
     return {}
-
-
-def trained_image_size(folder):
-    """The side of the images that an exported encoder was trained on, or None.
-
-    Example:
-        >>> trained_image_size("saved_models/stl10-stl10")
-        96
-    """
-    return read_card(folder).get("settings", {}).get("image_size")
-
-
-def load_encoder(folder):
-    """Loads an exported encoder as a trainable `keras.Model`.
-
-    Args:
-        folder: Str or path: an export folder, or a `.keras` file.
-
-    Returns:
-        `keras.Model`, images -> (batch, features).
-
-    Raises:
-        ValueError: There is no encoder at that place.
-
-    Example:
-        >>> load_encoder("saved_models/stl10").predict(images)
-    """
-    path = pathlib.Path(folder)
-    if path.is_dir():
-        path = path / "encoder.keras"
-    if path.suffix != ".keras" or not path.is_file():
-        raise ValueError(
-            f"{folder} holds no exported encoder: expected a folder with "
-            "encoder.keras in it (as keras-moco export writes) or a .keras "
-            "file."
-        )
-    try:
-        return keras.models.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"{path} cannot be loaded as a Keras model: {error}"
-        ) from error

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import pathlib
 import re
 import statistics
 import sys
@@ -22,18 +21,16 @@ from keras_moco.build import (
     check_choice,
     prepare,
 )
-from keras_moco.callbacks import KNNMonitor
 from keras_moco.checkpoint import Checkpoint, refuse_version_0_2
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
 from keras_moco.data.labeled import labeled_dataset
 from keras_moco.data.pipeline import num_steps, pretrain_dataset
 from keras_moco.data.sources import load_images
-from keras_moco.encoders import encoder_names
-from keras_moco.evaluate import knn_accuracy
+from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
-from keras_moco.presets import Preset
+from keras_moco.load import load_run
 from keras_moco.run import (
     RunFolder,
     RunLog,
@@ -350,30 +347,8 @@ def export_run(run_dir, folder):
     Example:
         >>> export_run("runs/shapes-demo", "saved_models/so_far")
     """
-    path = pathlib.Path(run_dir)
-    if not (path / "run.json").is_file():
-        raise ValueError(f"{path} is no run folder: it holds no run.json.")
-    run = RunFolder(path, None)
-    settings = run.settings
-    fields = {field.name for field in dataclasses.fields(Preset)}
-    preset = Preset(
-        summary="",
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.items()
-            if name in fields
-        },
-    )
-    if preset.encoder not in encoder_names():
-        raise ValueError(
-            f"The encoder {preset.encoder!r} of {path} was not built by name: "
-            "rebuild it in Python; Checkpoint(run).restore(moco) loads it."
-        )
-    model = build_model(preset, None, 1, settings["precision"])
-    if not any(Checkpoint(path).restore(model)):
-        raise ValueError(f"The run in {path} has no checkpoint yet.")
-    steps = int(model.optimizer.iterations.numpy())
-    card = {"settings": settings, "run": str(path), "steps": steps}
+    model, run, steps = load_run(run_dir)
+    card = {"settings": run.settings, "run": str(run.path), "steps": steps}
     folder = export_folder(folder, run)
     return export_encoder(model.encoder, folder, card)
 

@@ -1,29 +1,33 @@
 """The linear probe: how well classes can be read from frozen features."""
 
 import math
-import warnings
 
 import numpy as np
 import tensorflow as tf
 
-from keras_moco.evaluate import embed
+from keras_moco import extract
+from keras_moco.extract import Features, check_features
 
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
+WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+MOST_AXES = 4096  # Of more features the axes would take longer than they save.
+RIDGE = 1e-3  # Of the variances; below it an axis is noise.
 CHUNK = 8192  # Rows whose logits are held at once.
 
 
 def linear_probe(encoder, bank, test, **options):
     """Accuracy of a linear classifier on an encoder's frozen features.
 
-    The features are computed once and standardised. All settings of learning
-    rate and weight decay are then trained at the same time, by SGD with a
-    cosine, as one matrix product; the best one, and its best epoch, are chosen
-    on a tenth of the training images. The test images are looked at once.
+    The features are computed once, standardised and turned to their principal
+    axes. All settings of learning rate and weight decay are then trained at the
+    same time, by SGD with a cosine, as one matrix product. The best one is
+    chosen on a tenth of the training images, and of its epochs the last that
+    none before it beats by more than chance. The test images are looked at
+    once.
 
     Args:
         encoder: `keras.Model`, images -> (batch, features), run in inference
-            mode. None takes raw pixels.
+            mode, or a path that `load_encoder` takes. None takes raw pixels.
         bank: `tf.data.Dataset` of (images, labels) batches, to train on.
         test: `tf.data.Dataset` of (images, labels) batches.
         **options: See `probe_features`.
@@ -32,9 +36,9 @@ def linear_probe(encoder, bank, test, **options):
         Dict, see `probe_features`.
 
     Raises:
-        ValueError: In one line: fewer than two classes, classes in the test
-            images that the training images lack, or features that are not
-            finite.
+        ValueError: In one line: no labels, fewer than two classes, classes in
+            the test images that the training images lack, or features that are
+            not finite (the images are named).
 
     Example:
         >>> bank = labeled_dataset("cifar10", "train", image_size=32)
@@ -45,8 +49,14 @@ def linear_probe(encoder, bank, test, **options):
         Section 4.1 of He et al. 2019, arXiv:1911.05722, whose protocol trains
         on augmented images instead.
     """
+    bank = extract.features(encoder, bank)
+    test = extract.features(encoder, test)
     return probe_features(
-        *embed(encoder, bank), *embed(encoder, test), **options
+        *bank[:2],
+        *test[:2],
+        names=bank.names,
+        test_names=test.names,
+        **options,
     )
 
 
@@ -58,26 +68,34 @@ def probe_features(
     *,
     learning_rates=LEARNING_RATES,
     weight_decays=WEIGHT_DECAYS,
-    epochs=30,
-    batch_size=512,
+    epochs=None,
+    batch_size=1024,
     holdout=0.1,
     seed=0,
+    names=None,
+    test_names=None,
 ):
     """`linear_probe` of features that are already there.
+
+    Beside them it holds one copy of the training features, and three copies
+    of the weights of all settings.
 
     Args:
         features: Float array (images, features).
         labels: Int array (images,), from 0.
         test_features: Float array (test images, features).
         test_labels: Int array (test images,).
-        learning_rates: Floats > 0.
-        weight_decays: Floats >= 0, coupled. All pairs with the learning rates
-            are tried.
-        epochs: Int >= 1. Defaults to 30.
-        batch_size: Int >= 1. Defaults to 512.
+        learning_rates: Floats > 0. 1 would be about a Newton step.
+        weight_decays: Floats >= 0, coupled, of the standardised features. All
+            pairs with the learning rates are tried.
+        epochs: Int >= 1. None takes 3, and more where these are fewer than 120
+            steps.
+        batch_size: Int >= 1. Defaults to 1024.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
         seed: Int. Of the holdout and of the order. Defaults to 0.
+        names: List of str. File names of the images, for errors.
+        test_names: List of str. The same for the test images.
 
     Returns:
         Dict of `test_top1`, `test_top5`, `test_top1_last` (the same setting
@@ -86,56 +104,56 @@ def probe_features(
         `per_class` (accuracy of each class; None where the test images have
         none) and `confusion` (counts, true class by answer).
     """
-    classes = _check(features, labels, test_features, test_labels)
-    mean, std = features.mean(axis=0), features.std(axis=0)
-    if not (std > 1e-6 * np.abs(mean).max()).any():
-        warnings.warn(
-            "All features are constant: the encoder tells nothing apart.",
-            stacklevel=2,
-        )
-        std = np.zeros_like(std)
-    std = np.where(std > 0, std, np.inf)
+    training = Features(np.asarray(features), labels, names)
+    test = Features(np.asarray(test_features), test_labels, test_names)
+    classes = _check(training, test)
     draw = np.random.default_rng(seed)
-    order = draw.permutation(len(features))
-    held = max(1, round(holdout * len(features)))
-    x = tf.constant((features - mean) / std, tf.float32)
-    y = tf.constant(labels, tf.int32)
+    order = draw.permutation(len(labels))
+    held = max(1, round(holdout * len(labels)))
     held, kept = order[:held], order[held:]
+    axes = _Axes(training.features, order)
+    x, y = axes.rotate(training.features), training.labels
     rates, decays = (
         grid.ravel() for grid in np.meshgrid(learning_rates, weight_decays)
     )
-    heads = _Heads(x.shape[1], classes, rates, decays)
-    best = np.full(len(rates), -1.0)
-    best_epoch = np.zeros(len(rates), int)
+    heads = _Heads(axes.variances, classes, rates, decays)
+    peak = kept_top1 = np.zeros(len(rates))
+    kept_epoch = np.zeros(len(rates), int)
+    chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     batch_size = min(batch_size, len(kept))
     steps = len(kept) // batch_size
+    if epochs is None:
+        epochs = max(3, math.ceil(120 / steps))
     for epoch in range(epochs):
         shuffled = draw.permutation(kept)[: steps * batch_size]
-        batches = tf.constant(shuffled.reshape(steps, batch_size))
-        first = tf.constant(epoch * steps, tf.float32)
-        heads.train(x, y, batches, first, float(epochs * steps))
-        accuracy = heads.accuracy(tf.gather(x, held), tf.gather(y, held))
-        better = accuracy > best
-        best[better], best_epoch[better] = accuracy[better], epoch + 1
-        heads.keep(better)
-    chosen = int(np.argmax(best))
-    test = tf.constant((test_features - mean) / std, tf.float32)
-    top = heads.ranking(test, chosen, kept=True)
-    last = heads.ranking(test, chosen, kept=False)[:, 0]
+        for step, rows in enumerate(shuffled.reshape(steps, batch_size)):
+            progress = (epoch * steps + step) / (epochs * steps)
+            cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+            heads.train(x[rows], y[rows], cosine)
+        accuracy = heads.accuracy(x, y, held)
+        peak = np.maximum(peak, accuracy)
+        good = accuracy >= peak - chance  # An earlier epoch must beat it.
+        kept_top1 = np.where(good, accuracy, kept_top1)
+        kept_epoch = np.where(good, epoch + 1, kept_epoch)
+        heads.keep(good)
+    chosen = int(np.argmax(kept_top1))
+    x = axes.rotate(test.features)
+    top = heads.ranking(x, chosen, kept=True)
+    last = heads.ranking(x, chosen, kept=False)[:, 0]
     confusion = np.zeros((classes, classes), int)
-    np.add.at(confusion, (test_labels, top[:, 0]), 1)
+    np.add.at(confusion, (test.labels, top[:, 0]), 1)
     counts = confusion.sum(axis=1)
-    top1 = float(np.mean(top[:, 0] == test_labels))
+    top1 = float(np.mean(top[:, 0] == test.labels))
     return {
         "test_top1": top1,
-        "test_top5": float(np.mean((top == test_labels[:, None]).any(axis=1))),
-        "test_top1_last": float(np.mean(last == test_labels)),
-        "interval": wilson_interval(top1, len(test_labels)),
-        "holdout_top1": float(best[chosen]),
+        "test_top5": float(np.mean((top == test.labels[:, None]).any(axis=1))),
+        "test_top1_last": float(np.mean(last == test.labels)),
+        "interval": wilson_interval(top1, len(test.labels)),
+        "holdout_top1": float(kept_top1[chosen]),
         "setting": {
             "learning_rate": float(rates[chosen]),
             "weight_decay": float(decays[chosen]),
-            "epoch": int(best_epoch[chosen]),
+            "epoch": int(kept_epoch[chosen]),
         },
         "per_class": [
             float(right / count) if count else None
@@ -164,88 +182,120 @@ def wilson_interval(share, count, z=1.959964):
     return [(middle - spread) / scale, (middle + spread) / scale]
 
 
-class _Heads:
-    """One linear classifier a setting, side by side in one matrix."""
+class _Axes:
+    """Standardised features, seen along their principal axes.
 
-    def __init__(self, features, classes, rates, decays):
-        shape = (features + 1, len(rates) * classes)  # the last row is a bias
+    Trained features vary ten thousand times more along some axes than along
+    others, where SGD would take as many steps more. On these axes each can have
+    a learning rate of its own. Statistics are those of a sample.
+    """
+
+    def __init__(self, features, order):
+        width = features.shape[1]
+        sample = np.asarray(features[order[: max(8192, 10 * width)]], "float32")
+        self.mean, std = sample.mean(axis=0), sample.std(axis=0)
+        varies = std > 1e-6 * np.abs(sample).max()
+        scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
+        self.turn = np.diag(scale).astype("float32")
+        self.variances = varies.astype("float32")
+        if width <= MOST_AXES:
+            sample = (sample - self.mean) * scale.astype("float32")
+            covariance = tf.matmul(sample, sample, transpose_a=True)
+            values, axes = tf.linalg.eigh(covariance / len(sample))
+            self.variances = np.maximum(values, 0.0)
+            self.turn = scale[:, None].astype("float32") * axes.numpy()
+
+    def rotate(self, features):
+        """Float32 (images, axes + 1); the last column is 1, for a bias."""
+        rotated = np.ones((len(features), len(self.mean) + 1), "float32")
+        for start in range(0, len(features), CHUNK):
+            rows = slice(start, start + CHUNK)
+            centred = np.asarray(features[rows], "float32") - self.mean
+            rotated[rows, :-1] = tf.matmul(centred, self.turn)
+        return rotated
+
+
+class _Heads:
+    """One linear classifier a setting, side by side in one matrix.
+
+    Its columns are class by class, the settings within each. The gradient along
+    an axis is divided by the variance there plus the decay, as a Newton step
+    would: so all axes and all decays learn alike.
+    """
+
+    def __init__(self, variances, classes, rates, decays):
+        shape = (len(variances) + 1, classes * len(rates))
         self.weights = tf.Variable(tf.zeros(shape))
         self.velocity = tf.Variable(tf.zeros(shape))
         self.best = tf.Variable(tf.zeros(shape))
         self.classes = classes
-        self.rates = tf.constant(np.repeat(rates, classes), tf.float32)
-        self.decays = tf.constant(np.repeat(decays, classes), tf.float32)
+        decays = np.tile(decays, classes) * np.ones((shape[0], 1))
+        variances = np.append(variances, 1.0)[:, None]
+        pace = np.tile(rates, classes) / (variances + decays + RIDGE)
+        decays[-1] = 0.0  # The bias, as usual, does not decay.
+        self.pace = tf.constant(pace, tf.float32)
+        self.decays = tf.constant(decays, tf.float32)
 
-    @tf.function(reduce_retracing=True)
-    def train(self, x, y, batches, first_step, total_steps):
-        for number in tf.range(tf.shape(batches)[0]):
-            rows = _with_bias(tf.gather(x, batches[number]))
-            labels = tf.one_hot(tf.gather(y, batches[number]), self.classes)
-            logits = self._logits(rows, self.weights)
-            error = tf.nn.softmax(logits) - labels[:, None]
-            error = tf.reshape(error, (-1, self.weights.shape[1]))
-            gradient = tf.matmul(rows, error, transpose_a=True)
-            gradient /= tf.cast(tf.shape(rows)[0], tf.float32)
-            gradient += self.decays * self.weights
-            self.velocity.assign(0.9 * self.velocity + gradient)
-            progress = (first_step + tf.cast(number, tf.float32)) / total_steps
-            cosine = 0.5 * (1.0 + tf.cos(math.pi * progress))
-            self.weights.assign_sub(self.rates * cosine * self.velocity)
+    def train(self, rows, labels, cosine):
+        """One step of SGD with momentum 0.9, at a share of the full rate."""
+        rows = tf.constant(rows)
+        logits = self._logits(rows, self.weights)
+        truth = tf.one_hot(labels, self.classes)[:, :, None]
+        odds = tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True))
+        error = odds / tf.reduce_sum(odds, axis=1, keepdims=True) - truth
+        error = tf.reshape(error, (len(rows), -1))
+        gradient = tf.matmul(rows, error, transpose_a=True) / len(rows)
+        tf.raw_ops.ResourceApplyMomentum(
+            var=self.weights.handle,
+            accum=self.velocity.handle,
+            lr=cosine,
+            grad=self.pace * (gradient + self.decays * self.weights),
+            momentum=0.9,
+        )
 
-    def accuracy(self, x, y):
+    def accuracy(self, x, y, which):
         """Of each setting; one that has diverged counts for nothing."""
-        right = np.zeros(self.weights.shape[1] // self.classes)
-        for start in range(0, len(x), CHUNK):
-            rows = _with_bias(x[start : start + CHUNK])
-            logits = self._logits(rows, self.weights)
-            answer = tf.argmax(logits, axis=2, output_type=tf.int32)
-            same = answer == y[start : start + CHUNK, None]
-            finite = tf.reduce_all(tf.math.is_finite(logits), axis=2)
-            right += tf.reduce_sum(tf.cast(same & finite, tf.float32), axis=0)
-        return np.asarray(right) / len(x)
+        right = 0.0
+        for start in range(0, len(which), CHUNK):
+            rows = which[start : start + CHUNK]
+            logits = self._logits(x[rows], self.weights)
+            answer = tf.argmax(logits, axis=1).numpy()  # (rows, settings)
+            right += (answer == y[rows, None]).sum(axis=0)
+        total = tf.reshape(self.weights, (-1, self.classes, right.size))
+        finite = np.isfinite(tf.reduce_sum(total, axis=(0, 1)))
+        return np.where(finite, right / len(which), 0.0)
 
     def keep(self, which):
         """Remembers the weights of the settings that are marked."""
-        mask = tf.constant(np.repeat(which, self.classes))
+        mask = tf.constant(np.tile(which, self.classes))
         self.best.assign(tf.where(mask, self.weights, self.best))
 
     def ranking(self, x, setting, kept):
         """The five best answers of one setting, int (images, 5 or fewer)."""
-        own = slice(setting * self.classes, (setting + 1) * self.classes)
-        weights = (self.best if kept else self.weights)[:, own]
-        logits = tf.matmul(_with_bias(x), weights)
+        weights = self.best if kept else self.weights
+        own = weights[:, setting :: weights.shape[1] // self.classes]
+        logits = tf.matmul(x, own)
         return tf.math.top_k(logits, min(5, self.classes)).indices.numpy()
 
     def _logits(self, rows, weights):
         logits = tf.matmul(rows, weights)
-        return tf.reshape(logits, (tf.shape(rows)[0], -1, self.classes))
+        return tf.reshape(logits, (len(rows), self.classes, -1))
 
 
-def _with_bias(rows):
-    return tf.concat([rows, tf.ones((tf.shape(rows)[0], 1))], axis=1)
-
-
-def _check(features, labels, test_features, test_labels):
+def _check(training, test):
     """Returns the number of classes, or raises what is wrong."""
-    for name, array in (("training", features), ("test", test_features)):
-        if not len(array):
-            raise ValueError(f"The probe needs {name} images; there are none.")
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-        if len(bad):
-            shown = ", ".join(map(str, bad[:10]))
-            raise ValueError(
-                f"The features of {len(bad)} {name} images are not finite "
-                f"(numbers {shown}): the encoder has diverged."
-            )
-    if len(np.unique(labels)) < 2:
+    check_features(training, "training")
+    check_features(test, "test")
+    known = np.unique(training.labels)
+    if len(known) < 2:
         raise ValueError(
             "The probe needs images of two classes at least; all training "
-            f"images are of class {labels[0]}."
+            f"images are of class {known[0]}."
         )
-    unknown = sorted(set(test_labels.tolist()) - set(labels.tolist()))
-    if unknown:
+    unknown = np.setdiff1d(test.labels, known)
+    if len(unknown):
         raise ValueError(
             "The test images have classes that the training images lack: "
             f"{', '.join(map(str, unknown[:10]))}"
         )
-    return int(labels.max()) + 1
+    return int(known[-1]) + 1

@@ -32,7 +32,7 @@ class RunFolder:
     Args:
         path: Str or path.
         settings: Dict. Everything that decides the run's result. None takes
-            those of the run that is there.
+            those of the run that is there, to read it.
 
     Raises:
         ValueError: It cannot be written, holds other files, or a run with
@@ -48,7 +48,8 @@ class RunFolder:
         self.settings = json.loads(json.dumps(settings))
         if settings is None:
             self.settings = self.read("run.json").get("settings") or {}
-        self.check()
+        else:
+            self.check()
 
     def check(self):
         """Raises unless this run may be written here; writes nothing."""

@@ -139,6 +139,17 @@ def result_lines(result):
     return "\n".join(lines)
 
 
+def size_line(images, size):
+    """At which size an encoder sees images; it may not be their own."""
+    if not images.size or set(images.size) == {size}:
+        return f"Images of {size} px"
+    height, width = images.size
+    return wrap(
+        f"Images of {width} x {height} px, resized to the {size} px that the "
+        "encoder takes"
+    )
+
+
 def broken_line(broken):
     """Names (the first ten) and number of the files that were left out."""
     shown = ", ".join(broken[:10]) + (", ..." if len(broken) > 10 else "")

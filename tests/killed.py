@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 import keras_moco as km  # noqa: E402
-from keras_moco import checkpoint, distribute  # noqa: E402
+from keras_moco import distribute, state  # noqa: E402
 from keras_moco.run import RunFolder, RunLog  # noqa: E402
 
 EPOCHS = 12
@@ -103,7 +103,7 @@ def die_at(place, count):
     """Kills this process at the so manieth call of a function."""
     owner, name, before = {
         "step": (km.MoCo, "update_key_encoder", True),
-        "write": (checkpoint.Hashed, "write", True),
+        "write": (state.Hashed, "write", True),
         "sync": (os, "fsync", True),
         "move": (pathlib.Path, "replace", True),
         "moved": (pathlib.Path, "replace", False),

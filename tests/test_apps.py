@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -65,11 +66,26 @@ def test_linear_probe_from_the_shell(shades):
         (["--encoder", "nowhere"], "no exported encoder"),
         (["--encoder", "export", "--dataset", "flat"], "no split 'test'"),
         (["--encoder", "export", "--dataset", "nosuch"], "Unknown dataset"),
+        (
+            ["--encoder", "export", "--dataset", "lone"],
+            "Evaluation needs labels",
+        ),
+        (["--encoder", "export", "--dataset", "more"], "images lack: grey"),
+        (["--encoder", "nan", "--dataset", "shades"], "train/bright/0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(shades, arguments, words):
     pathlib.Path("flat").mkdir()
     Image.new("RGB", (8, 8)).save("flat/a.png")
+    shutil.copytree("shades", "more")
+    shutil.copytree("more/test/dark", "more/test/grey")
+    for split in ("train", "test"):  # One class only is no class.
+        shutil.copytree(f"shades/{split}/dark", f"lone/{split}/dark")
+    if "nan" in arguments:
+        encoder = km.load_encoder("export")
+        weights = encoder.get_weights()
+        encoder.set_weights([np.nan * weight for weight in weights])
+        km.export_encoder(encoder, "nan", {"settings": {"image_size": 8}})
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in result.output

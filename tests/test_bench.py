@@ -29,6 +29,7 @@ def test_figures_fit_together(images):
         "pretrain_images_per_second",
         "data_wait",
         "momentum_update_ms",
+        "checkpoint_seconds",
     }
     assert 0 <= figures["data_wait"] < 1
     share = (
@@ -37,7 +38,11 @@ def test_figures_fit_together(images):
     )
     assert figures["data_wait"] == pytest.approx(max(0, 1 - share))
     alone = bench(images, PRESET, model, data=False, steps=3)
-    assert set(alone) == {"step_images_per_second", "momentum_update_ms"}
+    assert set(alone) == {
+        "step_images_per_second",
+        "momentum_update_ms",
+        "checkpoint_seconds",
+    }
 
 
 @pytest.mark.parametrize("wait, words", [(0.02, "step limits"), (0.5, "50 %")])

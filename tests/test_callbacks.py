@@ -84,3 +84,9 @@ def test_knn_is_logged_every_so_many_epochs_and_at_the_end(
 def test_knn_monitor_needs_a_positive_interval():
     with pytest.raises(ValueError, match="`every`.*0"):
         km.KNNMonitor(None, None, every=0)
+
+
+def test_knn_of_a_diverged_encoder_is_not_measured():
+    logs = {"loss": float("nan")}
+    km.KNNMonitor(None, None).on_epoch_end(0, logs)
+    assert set(logs) == {"loss"}

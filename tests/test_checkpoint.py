@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pathlib
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 import keras_moco as km
-from keras_moco import checkpoint
-from keras_moco.checkpoint import Checkpoint, checkpoints, read_whole
+from keras_moco.checkpoint import Checkpoint
+from keras_moco.state import Place, checkpoints, place_of, read_whole, state_of
 
 HERE = pathlib.Path(__file__).parent
 
@@ -130,7 +131,7 @@ def test_all_that_moves_is_in_the_file(tmp_path, moco, images):
     model = moco()
     fit(model, images(), tmp_path, epochs=1)
     content = read_whole(checkpoints(tmp_path / "checkpoints")[0])
-    variables = checkpoint.state_of(model)
+    variables = state_of(model)
     assert set(content) == {*variables, "about"}
     everything = [*model.variables, *model.optimizer.variables]
     assert {id(v) for v in everything} <= {id(v) for v in variables.values()}
@@ -155,8 +156,7 @@ def test_several_steps_in_one_call_are_counted(tmp_path, moco, images):
     options = {"steps_per_execution": 3}  # Of 4 steps: one call of 1.
     fit(moco(**options), images(), tmp_path / "whole", every_steps=1, keep=9)
     steps = [
-        checkpoint.place_of(p)[1]
-        for p in checkpoints(tmp_path / "whole" / "checkpoints")
+        place_of(p)[1] for p in checkpoints(tmp_path / "whole" / "checkpoints")
     ]
     assert steps[::-1] == [3, 0] * 3
     crashed = tmp_path / "crashed"
@@ -209,7 +209,7 @@ def test_the_newest_are_kept_and_every_so_many_epochs(tmp_path, moco, images):
     options = {"keep": 2, "keep_every_epochs": 2, "every_steps": 3}
     fit(moco(), images(), tmp_path, epochs=5, **options)
     paths = checkpoints(tmp_path / "checkpoints")
-    kept = [checkpoint.place_of(path) for path in paths]
+    kept = [place_of(path) for path in paths]
     assert kept == [(5, 0), (4, 3), (4, 0), (2, 0)]
     assert not list(tmp_path.rglob(".*"))
     assert not (tmp_path / "lock").exists()
@@ -278,7 +278,7 @@ def test_pickles_are_not_loaded(tmp_path):
     folder.mkdir()
     draft = folder / "draft.npz"
     np.savez(draft, about=np.array([pathlib.Path()], object))
-    digest = checkpoint.hashlib.sha256(draft.read_bytes()).hexdigest()[:32]
+    digest = hashlib.sha256(draft.read_bytes()).hexdigest()[:32]
     path = draft.rename(folder / f"epoch-00001-step-0000000-{digest}.npz")
     with pytest.raises(ValueError, match="allow_pickle=False"):
         read_whole(path)
@@ -311,7 +311,7 @@ def test_a_checkpoint_of_format_1_loads(tmp_path):
     shutil.copytree(HERE / "golden" / "checkpoint_1", tmp_path / "checkpoints")
     model = small_model()
     assert Checkpoint(tmp_path).restore(model) == (3, 2)
-    for number, variable in enumerate(checkpoint.state_of(model).values()):
+    for number, variable in enumerate(state_of(model).values()):
         count = np.arange(np.prod(variable.shape)) + number
         np.testing.assert_array_equal(
             np.ravel(variable), count.astype(variable.dtype)
@@ -331,12 +331,12 @@ def write_small_model(folder):
     model = small_model()
     model.step_guard.drops = True  # It has counted steps that were not finite.
     model.optimizer.build(model.trainable_variables)
-    for number, variable in enumerate(checkpoint.state_of(model).values()):
+    for number, variable in enumerate(state_of(model).values()):
         count = np.arange(np.prod(variable.shape)) + number
         variable.assign(count.reshape(variable.shape))
     saves = Checkpoint(folder)
     saves.set_model(model)
-    saves.place = checkpoint.Place(3, 2)
+    saves.place = Place(3, 2)
     assert saves.save()
 
 
@@ -361,9 +361,9 @@ def test_a_full_disk_is_one_line_and_tried_again(tmp_path, moco, images):
         "Not saved: File too large"
     ] * 2
     assert lines[0].endswith("No other; the run goes on and tries again.")
-    assert [
-        checkpoint.place_of(p) for p in checkpoints(tmp_path / "checkpoints")
-    ] == [(3, 0)]
+    assert [place_of(p) for p in checkpoints(tmp_path / "checkpoints")] == [
+        (3, 0)
+    ]
     assert not list(tmp_path.rglob(".draft"))
 
 
@@ -373,7 +373,7 @@ def test_the_checkpoint_before_outlives_a_full_disk(two_files, moco):
     saves = Checkpoint(folder, say=lambda line: None)
     saves.restore(model)
     saves.set_model(model)
-    saves.place = checkpoint.Place(5, 0)
+    saves.place = Place(5, 0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
     try:
@@ -426,7 +426,7 @@ def test_a_signal_stops_after_the_step(tmp_path, moco, images, name):
     saves = fit(moco(), images(), tmp_path, send, history, lines=lines)
     assert saves.stopped == name
     # The thread that reads it may be a step late.
-    assert checkpoint.Place(1, 2) <= saves.saved <= checkpoint.Place(2, 0)
+    assert Place(1, 2) <= saves.saved <= Place(2, 0)
     assert signal.getsignal(getattr(signal, name)) is handler
     assert history.epoch in ([0], [0, 1])
     assert lines[0].startswith(f"{name}: stopping after this step")

@@ -14,8 +14,9 @@ from keras_moco.encoders import (
     vit,
 )
 from keras_moco.encoders.vit import positions
-from keras_moco.export import export_encoder, load_encoder
+from keras_moco.export import export_encoder
 from keras_moco.layers import norm_layers, num_groups, swap_batch_norm
+from keras_moco.load import load_encoder
 
 
 @pytest.mark.parametrize(

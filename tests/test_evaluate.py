@@ -3,7 +3,8 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco.evaluate import embed, knn_vote
+from keras_moco import evaluate
+from keras_moco.evaluate import knn_vote, nearest
 
 
 def numpy_knn(bank, bank_labels, queries, query_labels, k, temperature):
@@ -31,8 +32,59 @@ def clusters(count, seed):
 def test_knn_equals_numpys(k, temperature):
     data = (*clusters(2000, 0), *clusters(300, 1))
     ours = knn_vote(*data, k, temperature)
-    assert np.isclose(ours, numpy_knn(*data, k, temperature), atol=0.004)
+    assert ours == numpy_knn(*data, k, temperature)
     assert 0.3 < ours < 1
+
+
+def test_bank_and_queries_are_read_in_parts(monkeypatch):
+    data = (*clusters(300, 0), *clusters(50, 1))
+    whole = nearest(data[0], data[2], 7)
+    monkeypatch.setattr(evaluate, "BANK", 4)
+    monkeypatch.setattr(evaluate, "QUERIES", 16)
+    cosine, rows = nearest(data[0], data[2], 7)
+    np.testing.assert_allclose(cosine, whole[0], atol=1e-6)
+    np.testing.assert_array_equal(rows, whole[1])
+    assert knn_vote(*data, 7, 0.1) == numpy_knn(*data, 7, 0.1)
+
+
+def test_no_product_is_larger_than_is_said(monkeypatch):
+    """The memory of `nearest` does not grow with the bank."""
+    sizes, matmul = [], tf.matmul
+
+    def watched(a, b, **options):
+        product = matmul(a, b, **options)
+        sizes.append(4 * tf.size(product).numpy())
+        return product
+
+    monkeypatch.setattr(tf, "matmul", watched)
+    bank = np.random.default_rng(0).normal(size=(40000, 2)).astype("float32")
+    nearest(bank, bank[:3000], 5)
+    assert len(sizes) == 30 and max(sizes) <= 2**24
+
+
+def test_of_equal_neighbours_the_first_in_the_bank_counts(monkeypatch):
+    monkeypatch.setattr(evaluate, "BANK", 3)
+    bank = np.eye(4)[[1, 0, 0, 2, 0, 0]]  # Rows 1, 2, 4 and 5 are alike.
+    cosine, rows = nearest(bank, np.eye(4)[[0, 3]], 3)
+    np.testing.assert_array_equal(cosine, [[1, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(rows, [[1, 2, 4], [0, 1, 2]])
+
+
+def test_of_equal_votes_the_lower_class_wins():
+    bank, query = np.eye(3)[[0, 0, 0, 0]], np.eye(3)[:1]
+    labels = np.array([2, 1, 2, 1])
+    assert knn_vote(bank, labels, query, np.array([1]), 4, 0.1) == 1.0
+    assert knn_vote(bank, labels, query, np.array([2]), 3, 0.1) == 1.0
+
+
+def test_a_class_that_the_bank_lacks_is_never_right():
+    bank, labels = clusters(2000, 0)
+    queries, query_labels = clusters(300, 1)
+    kept = (labels != 3) & (labels != 9)
+    data = bank[kept], labels[kept], queries, query_labels
+    assert knn_vote(*data, 20, 0.1) == numpy_knn(*data, 20, 0.1)
+    only = query_labels == 9
+    assert knn_vote(*data[:2], queries[only], query_labels[only], 5, 1) == 0
 
 
 def test_a_small_temperature_does_not_overflow():
@@ -43,9 +95,7 @@ def test_a_small_temperature_does_not_overflow():
 
 def test_more_queries_than_a_chunk():
     data = (*clusters(100, 0), *clusters(2500, 1))
-    assert np.isclose(
-        knn_vote(*data, 5, 0.1), numpy_knn(*data, 5, 0.1), atol=0.002
-    )
+    assert knn_vote(*data, 5, 0.1) == numpy_knn(*data, 5, 0.1)
 
 
 def test_constant_features_vote_without_nan():
@@ -55,22 +105,6 @@ def test_constant_features_vote_without_nan():
 
 def dataset(images, labels):
     return tf.data.Dataset.from_tensor_slices((images, labels)).batch(4)
-
-
-def test_pixels_are_compared_when_there_is_no_encoder():
-    images = np.random.default_rng(0).random((6, 2, 2, 3), "float32")
-    features, labels = embed(None, dataset(images, np.arange(6)))
-    np.testing.assert_array_equal(features, images.reshape(6, 12))
-    np.testing.assert_array_equal(labels, np.arange(6))
-
-
-def test_encoder_runs_in_inference_mode(tiny_encoder):
-    encoder = tiny_encoder()
-    images = np.random.default_rng(0).random((6, 8, 8, 3), "float32")
-    features, _ = embed(encoder, dataset(images, np.arange(6)))
-    np.testing.assert_allclose(
-        features, encoder(images, training=False), atol=1e-6
-    )
 
 
 def test_identical_images_are_found(tiny_encoder):
@@ -89,3 +123,41 @@ def test_no_image_is_no_accuracy():
     none = np.zeros((0, 3)), np.zeros(0, int)
     with pytest.raises(ValueError, match="both sides"):
         knn_vote(*none, *none, 5, 0.1)
+
+
+def test_accuracy_is_the_same_under_a_strategy(two_replicas, tiny_encoder):
+    images = np.random.default_rng(0).random((40, 8, 8, 3), "float32")
+    bank, test = (dataset(i, np.arange(20) % 4) for i in np.split(images, 2))
+    with two_replicas.scope():
+        encoder = tiny_encoder()
+        there = km.knn_accuracy(encoder, bank, test, k=3)
+    assert there == km.knn_accuracy(encoder, bank, test, k=3)
+    rows = encoder.predict(images, verbose=0)
+    labels = np.arange(20) % 4
+    expected = numpy_knn(rows[:20], labels, rows[20:], labels, 3, 0.1)
+    assert there == expected
+
+
+def test_what_cannot_vote_is_one_line(tiny_encoder):
+    images = np.random.default_rng(0).random((4, 8, 8, 3), "float32")
+    good = dataset(images, np.arange(4))
+    bare = tf.data.Dataset.from_tensor_slices(images).batch(4)
+    broken = dataset(np.nan * images, np.arange(4))
+    for bank, test, words in (
+        (bare, good, "training images have no labels"),
+        (good, dataset(images, np.arange(4) - 1), "test images have no labels"),
+        (good, broken, r"4 test images are not finite \(0, 1, 2, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            km.knn_accuracy(None, bank, test)
+        assert "\n" not in str(error.value)
+
+
+def test_constant_features_are_warned_of(tiny_encoder):
+    encoder = tiny_encoder()
+    for variable in encoder.trainable_variables:
+        variable.assign(0 * variable)
+    images = np.random.default_rng(0).random((20, 8, 8, 3), "float32")
+    data = dataset(images, np.arange(20) % 4)
+    with pytest.warns(UserWarning, match="constant"):
+        assert 0 <= km.knn_accuracy(encoder, data, data) <= 0.5

@@ -102,9 +102,3 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         km.export_encoder(encoder, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_without_encoder_is_named(tmp_path):
-    for place in (tmp_path, tmp_path / "nowhere", tmp_path / "x.keras"):
-        with pytest.raises(ValueError, match="no exported encoder"):
-            km.load_encoder(place)

@@ -78,13 +78,21 @@ def test_the_images_of_the_batch_are_named(tiny_encoder):
         fit(moco(tiny_encoder()), pairs)
 
 
-def test_a_gradient_alone_is_noticed(tiny_encoder, random_pairs):
-    @tf.custom_gradient
-    def poison(x):
-        return x, lambda upstream: upstream * math.nan
+@keras.saving.register_keras_serializable(package="test")
+class Poison(keras.layers.Layer):
+    """Passes on its inputs, and NaN for their gradients."""
 
-    layers = [keras.Input((8, 8, 3)), tiny_encoder()]
-    model = moco(keras.Sequential([*layers, keras.layers.Lambda(poison)]))
+    def call(self, inputs):
+        @tf.custom_gradient
+        def poison(x):
+            return x, lambda upstream: upstream * math.nan
+
+        return poison(inputs)
+
+
+def test_a_gradient_alone_is_noticed(tiny_encoder, random_pairs):
+    layers = [keras.Input((8, 8, 3)), tiny_encoder(), Poison()]
+    model = moco(keras.Sequential(layers))
     with pytest.raises(NotFinite, match="in step 1 of epoch 1"):
         fit(model, random_pairs(steps=1))
 

@@ -204,20 +204,30 @@ def test_an_encoder_of_another_input_size_is_refused(tiny_encoder):
 
 def test_a_run_is_exported_as_it_is(small_shapes):
     result = km.pretrain(**SMALL)
+    pathlib.Path(result["run"], "result.json").unlink()  # As if unfinished.
     folder = export_run(result["run"], "again")
-    a, b = (
-        km.load_encoder(f).get_weights() for f in (folder, result["export"])
+    a, b, c = (
+        km.load_encoder(place).get_weights()
+        for place in (folder, result["export"], result["run"])
     )
-    for x, y in zip(a, b, strict=True):
+    for x, y, z in zip(a, b, c, strict=True):
         np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(x, z)
+    assert km.trained_image_size(result["run"]) == 16
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), np.uint8)
+    found, exported = (
+        km.features(result[place], pixels) for place in ("run", "export")
+    )
+    np.testing.assert_allclose(found.features, exported.features, atol=1e-6)
 
 
 def test_mixed_precision_trains_and_exports_float32(small_shapes):
     result = km.pretrain(precision="mixed_bfloat16", **SMALL)
     assert math.isfinite(result["loss"])
     assert keras.config.dtype_policy().name == "float32"
-    features = km.load_encoder(result["export"])(np.zeros((1, 16, 16, 3)))
-    assert features.dtype == "float32"
+    for place in (result["export"], result["run"]):
+        features = km.load_encoder(place)(np.zeros((1, 16, 16, 3)))
+        assert features.dtype == "float32"
 
 
 def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):

@@ -4,7 +4,13 @@ import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
 import keras_moco as km
-from keras_moco.probe import _Heads, probe_features, wilson_interval
+from keras_moco.probe import (
+    RIDGE,
+    _Axes,
+    _Heads,
+    probe_features,
+    wilson_interval,
+)
 
 
 def clouds(count, classes=5, width=12, spread=1.6, seed=0):
@@ -50,31 +56,63 @@ def test_counts_are_those_of_the_answers():
     assert 1 <= found["setting"]["epoch"] <= 5
 
 
-def test_one_step_is_the_gradient_of_each_setting():
+def test_one_step_is_the_scaled_gradient_of_each_setting():
     features, labels = clouds(20, classes=3, width=4)
     rates, decays = np.array([0.5, 0.1]), np.array([0.0, 0.01])
-    heads = _Heads(4, 3, rates, decays)
-    x, y = tf.constant(features), tf.constant(labels, tf.int32)
-    batch = tf.range(20)[None]
-    # From zero all classes are equally likely, and decay has nothing to do.
-    heads.train(x, y, batch, 0.0, 4.0)
+    variances = np.array([4.0, 1.0, 0.5, 0.1])
+    heads = _Heads(variances, 3, rates, decays)
     rows = np.concatenate([features, np.ones((20, 1))], axis=1)
-    gradient = rows.T @ (np.full((20, 3), 1 / 3) - np.eye(3)[labels]) / 20
-    first = [-rate * gradient for rate in rates]
-    np.testing.assert_allclose(
-        heads.weights, np.concatenate(first, axis=1), rtol=1e-4, atol=1e-5
-    )
-    heads.train(x, y, batch, 1.0, 4.0)
-    cosine = 0.5 * (1 + np.cos(np.pi / 4))
-    second = []
-    for weights, rate, decay in zip(first, rates, decays, strict=True):
-        scores = np.exp(rows @ weights - (rows @ weights).max(1)[:, None])
+    heads.train(rows.astype("float32"), labels, 1.0)
+    # From zero all classes are equally likely, and decay has nothing to do.
+    first_gradient = rows.T @ (np.full((20, 3), 1 / 3) - np.eye(3)[labels]) / 20
+    found = heads.weights.numpy().reshape(5, 3, 2)
+    firsts = []
+    for setting, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
+        scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
+        firsts.append(-scale[:, None] * first_gradient)
+        np.testing.assert_allclose(
+            found[..., setting], firsts[-1], rtol=1e-4, atol=1e-5
+        )
+    heads.train(rows.astype("float32"), labels, 0.25)
+    found = heads.weights.numpy().reshape(5, 3, 2)
+    for setting, first in enumerate(firsts):
+        rate, decay = rates[setting], decays[setting]
+        scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
+        scores = np.exp(rows @ first - (rows @ first).max(1)[:, None])
         answer = scores / scores.sum(axis=1, keepdims=True)
-        here = rows.T @ (answer - np.eye(3)[labels]) / 20 + decay * weights
-        second.append(weights - rate * cosine * (0.9 * gradient + here))
-    np.testing.assert_allclose(
-        heads.weights, np.concatenate(second, axis=1), rtol=1e-3, atol=1e-4
-    )
+        gradient = rows.T @ (answer - np.eye(3)[labels]) / 20
+        gradient[:-1] += decay * first[:-1]  # The bias does not decay.
+        velocity = 0.9 * first - scale[:, None] * gradient
+        np.testing.assert_allclose(
+            found[..., setting], first + 0.25 * velocity, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
+    draw = np.random.default_rng(0)
+    mixed = draw.normal(size=(3000, 6)) @ draw.normal(size=(6, 6)) + 5
+    mixed[:, 2] = 7.0  # Tells nothing.
+    axes = _Axes(mixed.astype("float32"), np.arange(3000))
+    turned = axes.rotate(mixed.astype("float32"))
+    np.testing.assert_allclose(turned[:, -1], 1.0)
+    covariance = np.cov(turned[:, :-1].T)
+    np.testing.assert_allclose(covariance, np.diag(axes.variances), atol=0.01)
+    np.testing.assert_allclose(axes.variances.sum(), 5.0, atol=0.01)
+
+
+def test_axes_of_little_variance_are_learned_as_well():
+    """SGD on the features as they are would take thousands of steps."""
+    draw = np.random.default_rng(0)
+
+    def data(count):
+        labels = draw.integers(0, 2, count)
+        common = draw.normal(size=(count, 1))
+        own = 0.02 * (2 * labels[:, None] - 1 + draw.normal(size=(count, 1)))
+        return np.hstack([common + own, common - own]), labels
+
+    found = probe_features(*data(4000), *data(4000))
+    # The normal distribution up to 1: what the best boundary reaches.
+    assert abs(found["test_top1"] - 0.8413) < 0.02
 
 
 def test_same_seed_gives_the_same():
@@ -114,10 +152,12 @@ def test_what_cannot_be_probed_is_one_line():
     broken[[3, 8], 1] = np.nan
     for arguments, words in (
         ((broken, labels, *good), r"2 training images .*3, 8"),
+        ((features, None, *good), "training images have no labels"),
+        ((features, labels - 1, *good), "training images have no labels"),
         ((*good, broken, labels), r"2 test images"),
         ((features, 0 * labels, *good), "two classes.*class 0"),
         ((*good, features, labels + 3), "training images lack: 5"),
-        ((*good, features[:0], labels[:0]), "test images; there are none"),
+        ((*good, features[:0], labels[:0]), "no test images"),
     ):
         with pytest.raises(ValueError, match=words) as error:
             probe_features(*arguments)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -46,9 +47,10 @@ def test_every_option_and_preset_that_is_named_exists():
     from keras_moco.cli import main
 
     text = README.read_text()
+    commands = main.list_commands(None)
     known = {
         option
-        for command in main.commands.values()
+        for command in map(partial(main.get_command, None), commands)
         for parameter in command.params
         for option in parameter.opts
     }

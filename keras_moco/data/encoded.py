@@ -43,7 +43,6 @@ class EncodedImages(Images):
         self._describe(**about)
         self.broken.extend(broken)
         self.max_broken = max_broken
-        self._broken_indices = set()
         self._lock = threading.Lock()
         self._num_found = len(self) + len(broken)
 
@@ -56,7 +55,7 @@ class EncodedImages(Images):
     def decode(self, index, min_side=None):  # noqa: D102 (inherited)
         for step in range(len(self)):
             candidate = (index + step) % len(self)
-            if candidate in self._broken_indices:
+            if candidate in self.broken_indices:
                 continue
             image = try_decode(self._items[candidate], min_side)
             if image is not None:
@@ -115,8 +114,8 @@ class EncodedImages(Images):
 
     def _mark_broken(self, index):
         with self._lock:
-            if index not in self._broken_indices:
-                self._broken_indices.add(index)
+            if index not in self.broken_indices:
+                self.broken_indices.add(index)
                 self.broken.append(self.name(index))
         self.check()
 

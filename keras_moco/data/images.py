@@ -17,6 +17,7 @@ class Images:
         size: `(H, W)` if all images have one size, else None.
         fingerprint: Short hex string that changes with the content.
         broken: List of str. Names of the files found broken so far.
+        broken_indices: Set of int. Images that another one stands in for.
 
     Args:
         array: uint8 array `(N, H, W, 3)`; grey `(N, H, W)` and `(N, H, W, 1)`
@@ -75,6 +76,7 @@ class Images:
         self.source = source
         self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:12]
         self.broken = []
+        self.broken_indices = set()
         self._names = names
 
     def __len__(self):
@@ -82,6 +84,11 @@ class Images:
 
     def __repr__(self):
         return f"<{type(self).__name__}: {len(self)} of {self.source}>"
+
+    @property
+    def kept(self):
+        """Int array. The images that were not found broken so far."""
+        return np.delete(np.arange(len(self)), sorted(self.broken_indices))
 
     def name(self, index):
         """File name of image `index`, or `source[index]`."""

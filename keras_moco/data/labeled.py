@@ -1,4 +1,4 @@
-"""Labelled images as the evaluators read them: in order and unaugmented."""
+"""Images as the evaluators read them: in order and unaugmented."""
 
 import math
 
@@ -65,7 +65,7 @@ def labeled_dataset(
 
     Returns:
         `tf.data.Dataset` of float32 (batch, image_size, image_size, 3) in
-        [0, 1] and int64 (batch,).
+        [0, 1] and int64 (batch,). Its attribute `images` is the `Images`.
 
     Raises:
         ValueError: The images have no labels, or do not fit into memory.
@@ -75,35 +75,62 @@ def labeled_dataset(
     """
     if not isinstance(images, Images):
         images = load_images(images, split, data_dir=data_dir)
-    if isinstance(images, StreamedImages):
-        raise ValueError(
-            f"{images.source} does not fit into half of the free memory, which "
-            "evaluation needs: take a part of it, as in split='train[:10%]'."
-        )
+    data = image_dataset(images, image_size, batch_size)
     if images.labels is None:
         raise ValueError(
             "Evaluation needs labels: expected class folders or a labelled "
             f"dataset. {len(images)} images without labels came."
         )
+    return data
+
+
+def image_dataset(images, image_size=None, batch_size=256):
+    """`labeled_dataset` of images with labels or without.
+
+    Args:
+        images: `Images`.
+        image_size: Int or None. As for `labeled_dataset`.
+        batch_size: Int.
+
+    Returns:
+        `tf.data.Dataset` of (images, labels), or of images where there are no
+        labels. Its attribute `images` is the `Images`, for their names.
+
+    Raises:
+        ValueError: The images do not fit into memory.
+
+    Example:
+        >>> data = image_dataset(load_images("photos/"), image_size=96)
+    """
+    if isinstance(images, StreamedImages):
+        raise ValueError(
+            f"{images.source} does not fit into half of the free memory, which "
+            "evaluation needs: take a part of it, as in split='train[:10%]'."
+        )
     size = image_size or natural_size(images)
-    data = tf.data.Dataset.from_tensor_slices(
-        (tf.range(len(images), dtype=tf.int64), images.labels)
-    )
+    numbers = tf.range(len(images), dtype=tf.int64)
+    if images.labels is None:
+        slices = (numbers,)
+    else:
+        slices = (numbers, images.labels)
+    data = tf.data.Dataset.from_tensor_slices(slices)
     if images.array is not None:
         data = data.batch(batch_size).map(
-            lambda index, label: (_centre(take(images, index), size), label),
+            lambda index, *label: (_centre(take(images, index), size), *label),
             threads(),
         )
     else:
         min_side = math.ceil(size * 256 / 224)
         data = data.map(
-            lambda index, label: (
+            lambda index, *label: (
                 _centre(_decode(images, index, min_side)[None], size)[0],
-                label,
+                *label,
             ),
             threads(),
         ).batch(batch_size)
-    return steady(data)
+    data = steady(data)
+    data.images = images
+    return data
 
 
 def _decode(images, index, min_side):

@@ -1,0 +1,117 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import keras_moco as km
+from keras_moco.data.encoded import EncodedImages
+from keras_moco.extract import Features, check_features
+
+
+def dataset(*arrays):
+    arrays = arrays if len(arrays) > 1 else arrays[0]
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(4)
+
+
+def pixels(count=6, size=8):
+    return np.random.default_rng(0).random((count, size, size, 3), "float32")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes of files of two sizes: they are decoded one by one."""
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            side = 8 + number
+            shape = (side, side, 3)
+            Image.fromarray(draw.integers(0, 255, shape, "uint8")).save(
+                tmp_path / name / f"{number}.png"
+            )
+    return tmp_path
+
+
+def test_pixels_are_the_features_when_there_is_no_encoder():
+    found = km.features(None, dataset(pixels(), np.arange(6)))
+    np.testing.assert_array_equal(found.features, pixels().reshape(6, -1))
+    np.testing.assert_array_equal(found.labels, np.arange(6))
+    assert found.names is None
+    assert km.features(None, dataset(pixels())).labels is None
+
+
+def test_encoder_runs_in_inference_mode(tiny_encoder):
+    encoder = tiny_encoder()
+    found, _, _ = km.features(encoder, dataset(pixels()))
+    expected = encoder(pixels(), training=False)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.dtype == np.float32
+
+
+def test_half_precision_gives_float32_features():
+    layers = [
+        keras.Input((8, 8, 3)),
+        keras.layers.GlobalAveragePooling2D(dtype="bfloat16"),
+    ]
+    found = km.features(keras.Sequential(layers), dataset(pixels())).features
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, pixels().mean(axis=(1, 2)), atol=0.01)
+
+
+def test_folder_gives_names_and_labels_in_order(photos, tiny_encoder):
+    found = km.features(tiny_encoder(), photos)
+    expected = [str(photos / c / f"{i}.png") for c in ("cat", "dog")
+                for i in range(3)]  # fmt: skip
+    assert found.names == expected
+    np.testing.assert_array_equal(found.labels, [0, 0, 0, 1, 1, 1])
+    assert found.features.shape == (6, 4)
+
+
+def test_images_that_turn_out_broken_are_left_out(photos, tiny_encoder):
+    paths = sorted(map(str, photos.rglob("*.png")))
+    whole = km.features(tiny_encoder(), EncodedImages(paths, names=paths), 8)
+    data = (photos / "cat" / "1.png").read_bytes()
+    (photos / "cat" / "1.png").write_bytes(data[:60])  # The header is whole.
+    images = EncodedImages(
+        paths, labels=np.arange(6), names=paths, max_broken=0.5
+    )
+    keras.utils.set_random_seed(0)
+    found = km.features(tiny_encoder(), images, 8)
+    assert images.broken == [paths[1]]
+    assert found.names == paths[:1] + paths[2:]
+    np.testing.assert_array_equal(found.labels, [0, 2, 3, 4, 5])
+    assert found.features.shape == (5, 4) and len(whole.features) == 6
+
+
+def test_other_sizes_are_resized_and_it_is_said(tiny_encoder):
+    encoder = tiny_encoder()
+    with pytest.warns(UserWarning, match="12x12 px are resized to 8x8") as said:
+        found = km.features(encoder, dataset(pixels(size=12)))
+    assert len(said) == 1
+    resized = tf.image.resize(pixels(size=12), (8, 8), antialias=True)
+    np.testing.assert_allclose(found.features, encoder(resized), atol=1e-6)
+
+
+def test_models_that_are_no_encoders_are_refused():
+    image = keras.Input((8, 8, 3))
+    maps = keras.Model(image, keras.layers.Conv2D(2, 3)(image))
+    grey = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    for model, words in ((maps, "one vector an image"), (grey, "takes images")):
+        with pytest.raises(ValueError, match=words):
+            km.features(model, dataset(pixels()))
+    with pytest.raises(ValueError, match="no images"):
+        km.features(maps, dataset(pixels(0)))
+
+
+def test_images_with_bad_features_are_named_by_file():
+    rows = np.ones((12, 3), "float32")
+    rows[:11, 1] = np.nan
+    names = [f"photos/{i}.png" for i in range(12)]
+    labels = np.arange(12)
+    with pytest.raises(ValueError, match="11 test images") as error:
+        check_features(Features(rows, labels, names), "test")
+    assert "(photos/0.png, " in str(error.value)
+    assert "photos/9.png, ...)" in str(error.value)
+    with pytest.raises(ValueError, match=r"\(0, 1, "):
+        check_features(Features(rows, labels), "test")

@@ -1,0 +1,73 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_moco as km
+
+
+def images():
+    return np.random.default_rng(0).random((3, 8, 8, 3), "float32")
+
+
+def test_bare_saved_model_is_for_inference_only(tiny_encoder, tmp_path):
+    encoder = tiny_encoder()
+
+    class Served(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None, None, None, 3))])
+        def __call__(self, pixels):
+            return encoder(pixels, training=False)
+
+    served = Served()
+    served.encoder = encoder
+    tf.saved_model.save(served, tmp_path / "bare")
+    loaded = km.load_encoder(tmp_path / "bare", trainable=False)
+    assert not loaded.trainable_variables
+    np.testing.assert_allclose(
+        loaded.predict(images(), verbose=0), encoder(images()), atol=1e-5
+    )
+    with pytest.raises(ValueError, match="inference only"):
+        km.load_encoder(tmp_path / "bare")
+
+
+def test_export_without_its_keras_copy_is_a_saved_model(tiny_encoder, tmp_path):
+    encoder = tiny_encoder()
+    folder = km.export_encoder(encoder, tmp_path / "out")
+    (folder / "encoder.keras").unlink()
+    loaded = km.load_encoder(folder, trainable=False)
+    np.testing.assert_allclose(loaded(images()), encoder(images()), atol=1e-5)
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    path = tmp_path / "lambda.keras"
+    layers = [
+        keras.Input((8, 8, 3)),
+        keras.layers.Lambda(lambda x: x * 2.0),
+        keras.layers.GlobalAveragePooling2D(),
+    ]
+    keras.Sequential(layers).save(path)
+    with pytest.raises(ValueError, match="Python code.*is not run") as error:
+        km.load_encoder(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_place_without_encoder_is_named(tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere", tmp_path / "x.keras"):
+        with pytest.raises(ValueError, match="no exported encoder"):
+            km.load_encoder(place)
+    (tmp_path / "saved_model.pb").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match="cannot be used"):
+        km.load_encoder(tmp_path, trainable=False)
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {}}))
+    with pytest.raises(ValueError, match="run.* has no checkpoint yet"):
+        km.load_encoder(tmp_path)
+
+
+def test_image_size_is_read_from_cards(tmp_path):
+    card = json.dumps({"settings": {"image_size": 48}})
+    (tmp_path / "card.json").write_text(card)
+    for place in (tmp_path, tmp_path / "encoder.keras"):
+        assert km.trained_image_size(place) == 48
+    assert km.trained_image_size(tmp_path / "other.keras") is None

@@ -6,7 +6,7 @@ Names are imported on first use, so that the command line answers at once.
 import importlib
 import sys
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOME = {
     "MoCo": "moco",
@@ -24,15 +24,23 @@ _HOME = {
     "load_images": "data.sources",
     "pretrain_dataset": "data.pipeline",
     "labeled_dataset": "data.labeled",
+    "labeled_images": "data.labeled",
     "labeled_splits": "data.labeled",
+    "evaluation_size": "data.labeled",
     "linear_probe": "probe",
     "features": "extract",
+    "fit_classifier": "classify",
+    "Recipe": "recipes",
+    "LINEAR_PROBE": "recipes",
+    "FINETUNE": "recipes",
+    "save_report": "report",
     "knn_accuracy": "evaluate",
     "Checkpoint": "checkpoint",
     "Guard": "guards",
     "nearest": "evaluate",
     "KNNMonitor": "evaluate",
     "export_encoder": "export",
+    "export_classifier": "export",
     "load_encoder": "load",
     "trained_image_size": "load",
     "pretrain": "pretraining",

@@ -72,6 +72,12 @@ def one_line_errors(function):
             sys.stdout.flush()
             # Python would wait for threads that still make views.
             os._exit(130)
+        except ConnectionError as error:
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            sys.stdout.flush()
+            # TensorFlow's threads that wait for the lost machine write errors
+            # of their own while Python ends.
+            os._exit(UserError.exit_code)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) or raised_here(error):
                 raise UserError(" ".join(str(error).split())) from error
@@ -106,13 +112,17 @@ def raised_here(error):
 
 @contextlib.contextmanager
 def readable_warnings():
-    """Shows what is warned of without the line of code that warns."""
+    """Shows warnings meant for the user without the code they come from."""
 
-    def show(message, *_, **__):
-        click.echo(wrap(f"Note: {message}", ""), err=True)
+    def show_short(message, category, *place, **options):
+        if category is UserWarning:
+            click.echo(wrap(f"Warning: {message}", ""), err=True)
+        else:
+            show(message, category, *place, **options)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        show = warnings.showwarning
+        warnings.showwarning = show_short
         yield
 
 
@@ -223,23 +233,42 @@ jit_option = click.option(
 )
 
 
+def device_options(function):
+    """The options that choose the devices; the command gets `devices`.
+
+    Put it below `one_line_errors`: it is TensorFlow that splits the CPU.
+    """
+
+    @click.option(
+        "--devices",
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|all|N",
+        help="auto: all GPUs, else the CPU. Several machines: set TF_CONFIG.",
+    )
+    @click.option(
+        "--logical-cpus",
+        type=int,
+        default=1,
+        help="Split the CPU into N devices, to try several without GPUs.",
+    )
+    @functools.wraps(function)
+    def split(*args, devices, logical_cpus, **options):
+        if logical_cpus != 1:
+            from keras_moco.distribute import split_cpu
+
+            split_cpu(logical_cpus)
+            devices = "all" if devices == "auto" else devices
+        return function(*args, devices=devices, **options)
+
+    return split
+
+
 @command
 @recipe_options
 @precision_option
 @jit_option
-@click.option(
-    "--devices",
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|all|N",
-    help="auto: all GPUs, else the CPU. Several machines: set TF_CONFIG.",
-)
-@click.option(
-    "--logical-cpus",
-    type=int,
-    default=1,
-    help="Split the CPU into N devices, to try several without GPUs.",
-)
+@device_options
 @click.option(
     "--worker-timeout",
     type=int,
@@ -298,15 +327,10 @@ jit_option = click.option(
     metavar="stop|skip",
     help="When a loss is not finite: stop, or skip the step (10 at most).",
 )
-def pretrain(dataset, logical_cpus, **options):
+def pretrain(dataset, **options):
     """Pretrain an encoder on unlabelled images and export it."""
-    from keras_moco.distribute import split_cpu
     from keras_moco.pretraining import pretrain
 
-    if logical_cpus != 1:
-        split_cpu(logical_cpus)
-        if options["devices"] == "auto":
-            options["devices"] = "all"
     result = pretrain(one_or_many(dataset), **options)
     if not result:  # Another machine has it.
         return

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_moco import extract
-from keras_moco.extract import check_features
+from keras_moco.extract import check_features, warn_if_constant
 
 QUERIES, BANK = 1024, 4096  # Rows a matrix product; they bound the memory.
 
@@ -51,6 +51,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
     queries = extract.features(encoder, queries)
     check_features(bank, "training")
     check_features(queries, "test")
+    warn_if_constant(bank)
     return knn_vote(*bank[:2], *queries[:2], k=k, temperature=temperature)
 
 

@@ -96,17 +96,17 @@ def features(encoder, dataset, image_size=None, verbose=False):
         raise ValueError("There are no images to take features of.")
     result = Features(_join(found), np.concatenate(labels) if labels else None)
     images = getattr(dataset, "images", None)
-    return result if images is None else _name(result, images)
+    return result if images is None else _name(result, images, dataset.rows)
 
 
 def check_features(found, what):
-    """Raises where features cannot be judged; warns where all are alike.
+    """Raises where features cannot be judged.
 
     Args:
         found: `Features`.
         what: Str. Which they are, for the message: "training" or "test".
     """
-    rows, labels, names = found
+    rows, labels, _ = found
     if not len(rows):
         raise ValueError(f"There are no {what} images.")
     if labels is None or np.min(labels) < 0:
@@ -115,10 +115,14 @@ def check_features(found, what):
             "batches of (images, labels), labels from 0."
         )
     check_finite(found, what)
+
+
+def warn_if_constant(found):
+    """Warns of an encoder that gives all images the same features."""
+    rows = found.features
     if (np.ptp(rows, axis=0) <= 1e-5 * np.abs(rows[0]).max()).all():
         warnings.warn(
-            f"All features of the {what} images are constant: the encoder "
-            "tells nothing apart.",
+            "All features are constant: the encoder tells nothing apart.",
             stacklevel=3,
         )
 
@@ -176,11 +180,11 @@ def _join(parts):
     return joined
 
 
-def _name(found, images):
+def _name(found, images, numbers):
     """Adds the names, and leaves out what stands in for broken images."""
     rows, labels, _ = found
-    kept = images.kept
-    if len(kept) < len(images):
+    kept = np.isin(numbers, images.kept)
+    if not kept.all():
         rows = rows[kept]
         labels = None if labels is None else labels[kept]
-    return Features(rows, labels, [images.name(index) for index in kept])
+    return Features(rows, labels, [images.name(i) for i in numbers[kept]])

@@ -235,3 +235,30 @@ def norm_layers(model):
     """All batch normalisation of this package in a model."""
     layers = model._flatten_layers(include_self=False)
     return [layer for layer in layers if isinstance(layer, BatchNormalization)]
+
+
+def average_statistics(model):
+    """Gives each replica the mean of the moving statistics of all.
+
+    Each moves its own in training. The mean of moving averages is the
+    moving average of the means, so it may be taken once an epoch.
+    """
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:
+        return
+    variables = [
+        statistic.value
+        for layer in model._flatten_layers(include_self=False)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for statistic in (layer.moving_mean, layer.moving_variance)
+    ]
+
+    def average():
+        means = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
+        )
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean)
+
+    if variables:
+        strategy.run(tf.function(average))

@@ -9,6 +9,7 @@ from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.guards import Guard, StepGuard
 from keras_moco.layers import (
+    average_statistics,
     check_groups,
     groups_per_replica,
     normalizes_in_shares,
@@ -347,30 +348,8 @@ class MoCo(keras.Model):
                 strategy.extended.update(key, average, args=(query,))
 
     def average_statistics(self):
-        """Gives each replica the mean of the moving statistics of all.
-
-        Each moves its own in training. The mean of moving averages is the
-        moving average of the means, so it may be taken once an epoch.
-        """
-        strategy = self.distribute_strategy
-        if strategy.num_replicas_in_sync == 1:
-            return
-        variables = [
-            statistic.value
-            for layer in self._flatten_layers(include_self=False)
-            if isinstance(layer, keras.layers.BatchNormalization)
-            for statistic in (layer.moving_mean, layer.moving_variance)
-        ]
-
-        def average():
-            means = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
-            )
-            for variable, mean in zip(variables, means, strict=True):
-                variable.assign(mean)
-
-        if variables:
-            strategy.run(tf.function(average))
+        """Gives each replica the mean of the moving statistics of all."""
+        average_statistics(self)
 
     def averaged_pairs(self):
         """The (query, key) `tf.Variable`s that the average ties together."""

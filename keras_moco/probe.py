@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_moco import extract
-from keras_moco.extract import Features, check_features
+from keras_moco.extract import Features, check_features, warn_if_constant
+from keras_moco.scores import check_labels, score
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -98,11 +99,8 @@ def probe_features(
         test_names: List of str. The same for the test images.
 
     Returns:
-        Dict of `test_top1`, `test_top5`, `test_top1_last` (the same setting
-        after its last epoch), `interval` (of 95 %, Wilson's, for `test_top1`),
-        `holdout_top1`, `setting` (`learning_rate`, `weight_decay`, `epoch`),
-        `per_class` (accuracy of each class; None where the test images have
-        none) and `confusion` (counts, true class by answer).
+        Dict, see `keras_moco.scores.score`. Its `setting` has `learning_rate`,
+        `weight_decay` and `epoch`.
     """
     training = Features(np.asarray(features), labels, names)
     test = Features(np.asarray(test_features), test_labels, test_names)
@@ -138,48 +136,18 @@ def probe_features(
         heads.keep(good)
     chosen = int(np.argmax(kept_top1))
     x = axes.rotate(test.features)
-    top = heads.ranking(x, chosen, kept=True)
-    last = heads.ranking(x, chosen, kept=False)[:, 0]
-    confusion = np.zeros((classes, classes), int)
-    np.add.at(confusion, (test.labels, top[:, 0]), 1)
-    counts = confusion.sum(axis=1)
-    top1 = float(np.mean(top[:, 0] == test.labels))
-    return {
-        "test_top1": top1,
-        "test_top5": float(np.mean((top == test.labels[:, None]).any(axis=1))),
-        "test_top1_last": float(np.mean(last == test.labels)),
-        "interval": wilson_interval(top1, len(test.labels)),
-        "holdout_top1": float(kept_top1[chosen]),
-        "setting": {
+    return score(
+        test.labels,
+        heads.ranking(x, chosen, kept=True),
+        heads.ranking(x, chosen, kept=False)[:, 0],
+        classes,
+        holdout_top1=float(kept_top1[chosen]),
+        setting={
             "learning_rate": float(rates[chosen]),
             "weight_decay": float(decays[chosen]),
             "epoch": int(kept_epoch[chosen]),
         },
-        "per_class": [
-            float(right / count) if count else None
-            for right, count in zip(np.diag(confusion), counts, strict=True)
-        ],
-        "confusion": confusion.tolist(),
-    }
-
-
-def wilson_interval(share, count, z=1.959964):
-    """The 95 % interval of a share that was counted.
-
-    Args:
-        share: Float in [0, 1].
-        count: Int >= 1.
-        z: Float. Quantile of the normal distribution.
-
-    Returns:
-        Pair of floats.
-    """
-    spread = z * math.sqrt(
-        share * (1 - share) / count + z * z / (4 * count * count)
     )
-    middle = share + z * z / (2 * count)
-    scale = 1 + z * z / count
-    return [(middle - spread) / scale, (middle + spread) / scale]
 
 
 class _Axes:
@@ -286,16 +254,5 @@ def _check(training, test):
     """Returns the number of classes, or raises what is wrong."""
     check_features(training, "training")
     check_features(test, "test")
-    known = np.unique(training.labels)
-    if len(known) < 2:
-        raise ValueError(
-            "The probe needs images of two classes at least; all training "
-            f"images are of class {known[0]}."
-        )
-    unknown = np.setdiff1d(test.labels, known)
-    if len(unknown):
-        raise ValueError(
-            "The test images have classes that the training images lack: "
-            f"{', '.join(map(str, unknown[:10]))}"
-        )
-    return int(known[-1]) + 1
+    warn_if_constant(training)
+    return check_labels(training.labels, test.labels)

@@ -237,14 +237,14 @@ def open_run(run_dir, source, preset_name, settings, fresh=False, say=print):
     return fitting
 
 
-def export_folder(export_to, run):
+def export_folder(export_to, run, kind="encoder"):
     """The folder asked for, or the first of the run's name that is free."""
     for number in itertools.count(1):
         suffix = "" if number == 1 else f"-{number}"
         folder = pathlib.Path(
             export_to or f"saved_models/{run.path.name}{suffix}"
         )
-        check_export_folder(folder)
+        check_export_folder(folder, kind)
         if folder.absolute() == run.path.absolute():
             raise ValueError(
                 f"{folder} is the run folder: export to another one."
@@ -254,7 +254,7 @@ def export_folder(export_to, run):
             return folder
         if export_to:
             raise ValueError(
-                f"{folder} holds the encoder of another run. Give another "
+                f"{folder} holds the {kind} of another run. Give another "
                 "folder with --export-to."
             )
 

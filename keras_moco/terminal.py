@@ -112,6 +112,8 @@ def epoch_line(row, epochs, seconds_left):
     parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['loss']:.3f}"]
     if "knn_top1" in row:
         parts.append(f"kNN {100 * row['knn_top1']:.1f} %")
+    if "holdout_top1" in row:
+        parts.append(f"holdout {100 * row['holdout_top1']:.1f} %")
     if row.get("queue_fill", 1.0) < 1.0:
         parts.append(f"queue {100 * row['queue_fill']:.0f} %")
     parts.append(f"{row['images_per_second']:.0f} img/s")

@@ -118,7 +118,7 @@ def curve(run):
 
     points = {}
     for path in run.glob("events*"):
-        events = EventAccumulator(str(path))
+        events = EventAccumulator(str(path), {"tensors": 0})  # All of them.
         events.Reload()
         if "loss" in events.Tags()["tensors"]:
             for event in events.Tensors("loss"):

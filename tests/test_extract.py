@@ -6,6 +6,7 @@ from PIL import Image
 
 import keras_moco as km
 from keras_moco.data.encoded import EncodedImages
+from keras_moco.data.labeled import image_dataset
 from keras_moco.extract import Features, check_features
 
 
@@ -66,6 +67,16 @@ def test_folder_gives_names_and_labels_in_order(photos, tiny_encoder):
     assert found.names == expected
     np.testing.assert_array_equal(found.labels, [0, 0, 0, 1, 1, 1])
     assert found.features.shape == (6, 4)
+
+
+def test_chosen_images_keep_their_names_and_labels(photos, tiny_encoder):
+    images = km.load_images(photos)
+    encoder, rows = tiny_encoder(), np.array([4, 1])
+    found = km.features(encoder, image_dataset(images, 8, rows=rows))
+    assert found.names == [images.name(4), images.name(1)]
+    assert found.labels.tolist() == [1, 0]
+    whole = km.features(encoder, images, 8).features
+    np.testing.assert_allclose(found.features, whole[rows], atol=1e-5)
 
 
 def test_images_that_turn_out_broken_are_left_out(photos, tiny_encoder):

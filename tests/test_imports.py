@@ -10,12 +10,14 @@ import keras_moco
 PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
     "presets",
+    "recipes",
     "losses",
     "schedules",
     "distribute",
     "queue",
     "layers",
     "optimizers",
+    "classifier",
     "encoders",
     "augment",
     "data",
@@ -32,10 +34,13 @@ LADDER = [
     "bench",
     "terminal",
     "run",
+    "scores",
+    "report",
     "load",
     "extract",
     "evaluate",
     "probe",
+    "classify",
     "pretraining",
     "cli",
 ]

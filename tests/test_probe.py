@@ -4,13 +4,7 @@ import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
 import keras_moco as km
-from keras_moco.probe import (
-    RIDGE,
-    _Axes,
-    _Heads,
-    probe_features,
-    wilson_interval,
-)
+from keras_moco.probe import RIDGE, _Axes, _Heads, probe_features
 
 
 def clouds(count, classes=5, width=12, spread=1.6, seed=0):
@@ -126,14 +120,6 @@ def test_diverging_settings_are_not_chosen():
     found = probe_features(*arguments, learning_rates=(np.inf, 0.1), epochs=5)
     assert found["setting"]["learning_rate"] == 0.1
     assert found["test_top1"] > 0.4
-
-
-def test_interval_is_wilsons():
-    np.testing.assert_allclose(
-        wilson_interval(0.5, 100), (0.40383, 0.59617), atol=1e-5
-    )
-    low, high = wilson_interval(1.0, 10)
-    np.testing.assert_allclose((low, high), (10 / (10 + 1.959964**2), 1.0))
 
 
 def test_constant_features_give_chance_and_a_warning():

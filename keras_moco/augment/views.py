@@ -49,10 +49,12 @@ def recolor(images, parameters, view):
     images = tf.transpose(images, (0, 3, 1, 2))  # planar, see color.py
     if images.dtype == tf.uint8:
         images = tf.cast(images, tf.float32) / 255.0
-    if view.grayscale_first:
+    # What a view never does is not compiled.
+    if view.grayscale and view.grayscale_first:
         images = grayscale(images)
-    images = where(parameters["jitter"], jitter, images)
-    if not view.grayscale_first:
+    if view.jitter_probability:
+        images = where(parameters["jitter"], jitter, images)
+    if view.grayscale and not view.grayscale_first:
         images = grayscale(images)
     if view.blur:
         images = where(parameters["blur"], blur, images)
@@ -97,13 +99,15 @@ def two_views(images, index, epoch, *, seed, image_size, views, loop=True):
         epoch: Int scalar tensor (a Python number would compile anew).
         seed: Int, Python or scalar tensor. Seed of the run.
         image_size: Int. Height and width of the views.
-        views: Pair of `View`, for the query and for the key.
+        views: Pair of `View`, for the query and for the key; or just one, as
+            a classifier is trained on.
         loop: Bool. True takes one image after the other, which keeps a CPU's
             cache warm and skips what was not drawn; False takes the batch at
             once, for an accelerator. Defaults to True.
 
     Returns:
-        Pair of float32 (batch, image_size, image_size, 3) in [0, 1].
+        Tuple of float32 (batch, image_size, image_size, 3) in [0, 1], one for
+        each of `views`.
     """
     height, width = images.shape[1:3]
     parameters = draw_views(index, epoch, height, width, seed=seed, views=views)
@@ -114,7 +118,7 @@ def two_views(images, index, epoch, *, seed, image_size, views, loop=True):
             for drawn, view in zip(parameters, views, strict=True)
         )
 
-    return _map(augment, (images, parameters), loop)
+    return _map(augment, (images, parameters), loop, len(views))
 
 
 def device_views(preset, seed):
@@ -155,10 +159,10 @@ def recolor_views(crops, parameters, *, views, loop=True):
     def augment(crops, parameters):
         return tuple(map(recolor, crops, parameters, views))
 
-    return _map(augment, (crops, parameters), loop)
+    return _map(augment, (crops, parameters), loop, len(views))
 
 
-def _map(augment, batch, loop):
+def _map(augment, batch, loop, num_views):
     """Calls `augment` with the whole batch, or with batches of one image."""
     if not loop:
         return augment(*batch)
@@ -168,5 +172,5 @@ def _map(augment, batch, loop):
         return tuple(view[0] for view in augment(*one))
 
     return tf.map_fn(
-        augment_one, batch, fn_output_signature=(tf.float32, tf.float32)
+        augment_one, batch, fn_output_signature=(tf.float32,) * num_views
     )

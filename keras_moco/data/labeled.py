@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from keras_moco.augment import crop
@@ -14,8 +15,41 @@ from keras_moco.data.sources import load_images
 WHOLE_IMAGE = 96
 
 
-def labeled_splits(source, image_size=None, data_dir=None):
+def labeled_images(source, image_size=None, data_dir=None):
     """The training and the test images of a labelled source.
+
+    Args:
+        source: What `load_images` takes.
+        image_size: Int or None. Side in pixels, of "shapes" only.
+        data_dir: Str or path. As in `load_images`.
+
+    Returns:
+        Tuple of two `Images` and the list of the names of their classes.
+        Classes are matched by name.
+
+    Raises:
+        ValueError: A split or the labels are missing, a class of the test
+            images has no training image, or they do not fit into memory.
+
+    Example:
+        >>> train, test, names = labeled_images("cifar10")
+    """
+    train, test = (
+        load_images(
+            source, split, data_dir=data_dir, image_size=image_size or 32
+        )
+        for split in ("train", "test")
+    )
+    for images in (train, test):
+        check_labeled(images)
+    test = match_classes(train, test)
+    count = int(train.labels.max()) + 1
+    names = train.class_names or [str(number) for number in range(count)]
+    return train, test, names[:count]
+
+
+def labeled_splits(source, image_size=None, data_dir=None):
+    """`labeled_images`, as the datasets that evaluators read.
 
     Args:
         source: What `load_images` takes.
@@ -32,22 +66,18 @@ def labeled_splits(source, image_size=None, data_dir=None):
     Example:
         >>> bank, test, names = labeled_splits("cifar10")
     """
-    bank, test = (
-        load_images(
-            source, split, data_dir=data_dir, image_size=image_size or 32
-        )
-        for split in ("train", "test")
-    )
-    datasets = [
-        labeled_dataset(images, image_size=image_size)
-        for images in (bank, match_classes(bank, test))
-    ]
-    numbers = range(int(bank.labels.max()) + 1)
-    return *datasets, bank.class_names or [str(number) for number in numbers]
+    *splits, names = labeled_images(source, image_size, data_dir)
+    datasets = [labeled_dataset(i, image_size=image_size) for i in splits]
+    return *datasets, names
 
 
 def labeled_dataset(
-    images, split="train", image_size=None, batch_size=256, data_dir=None
+    images,
+    split="train",
+    image_size=None,
+    batch_size=256,
+    data_dir=None,
+    rows=None,
 ):
     """Batches of (image, label) for evaluation, in order and unaugmented.
 
@@ -62,6 +92,7 @@ def labeled_dataset(
             224).
         batch_size: Int. Defaults to 256; the last batch may be smaller.
         data_dir: Str or path. As in `load_images`.
+        rows: Int array. Numbers of the images to take; None takes all.
 
     Returns:
         `tf.data.Dataset` of float32 (batch, image_size, image_size, 3) in
@@ -75,26 +106,23 @@ def labeled_dataset(
     """
     if not isinstance(images, Images):
         images = load_images(images, split, data_dir=data_dir)
-    data = image_dataset(images, image_size, batch_size)
-    if images.labels is None:
-        raise ValueError(
-            "Evaluation needs labels: expected class folders or a labelled "
-            f"dataset. {len(images)} images without labels came."
-        )
-    return data
+    check_labeled(images)
+    return image_dataset(images, image_size, batch_size, rows)
 
 
-def image_dataset(images, image_size=None, batch_size=256):
+def image_dataset(images, image_size=None, batch_size=256, rows=None):
     """`labeled_dataset` of images with labels or without.
 
     Args:
         images: `Images`.
         image_size: Int or None. As for `labeled_dataset`.
         batch_size: Int.
+        rows: Int array. Numbers of the images to take; None takes all.
 
     Returns:
         `tf.data.Dataset` of (images, labels), or of images where there are no
-        labels. Its attribute `images` is the `Images`, for their names.
+        labels. Its attributes `images` and `rows`, the `Images` and the
+        numbers of those taken, are for their names.
 
     Raises:
         ValueError: The images do not fit into memory.
@@ -102,17 +130,10 @@ def image_dataset(images, image_size=None, batch_size=256):
     Example:
         >>> data = image_dataset(load_images("photos/"), image_size=96)
     """
-    if isinstance(images, StreamedImages):
-        raise ValueError(
-            f"{images.source} does not fit into half of the free memory, which "
-            "evaluation needs: take a part of it, as in split='train[:10%]'."
-        )
+    _check_in_memory(images)
     size = image_size or natural_size(images)
-    numbers = tf.range(len(images), dtype=tf.int64)
-    if images.labels is None:
-        slices = (numbers,)
-    else:
-        slices = (numbers, images.labels)
+    rows = np.arange(len(images)) if rows is None else np.asarray(rows)
+    slices = (rows,) if images.labels is None else (rows, images.labels[rows])
     data = tf.data.Dataset.from_tensor_slices(slices)
     if images.array is not None:
         data = data.batch(batch_size).map(
@@ -129,8 +150,57 @@ def image_dataset(images, image_size=None, batch_size=256):
             threads(),
         ).batch(batch_size)
     data = steady(data)
-    data.images = images
+    data.images, data.rows = images, rows
     return data
+
+
+def evaluation_size(images, encoder, image_size=None):
+    """The side in pixels at which an encoder is to see images.
+
+    Args:
+        images: `Images`.
+        encoder: `keras.Model`, or None for raw pixels.
+        image_size: Int. What was asked for; None takes what the encoder
+            demands, else the images' own (at most 224).
+
+    Returns:
+        Int.
+
+    Raises:
+        ValueError: The encoder takes images of another size, or none.
+    """
+    shape = getattr(encoder, "input_shape", None) or (None, None, None, 3)
+    if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
+        raise ValueError(
+            "Expected an encoder of square RGB images, (batch, size, size, 3). "
+            f"This one takes {shape}."
+        )
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"`image_size` must be >= 1. Received: {image_size}")
+    if shape[1] and image_size and image_size != shape[1]:
+        raise ValueError(
+            f"The encoder takes images of {shape[1]} px only. Received: "
+            f"image_size={image_size}"
+        )
+    return shape[1] or image_size or natural_size(images)
+
+
+def check_labeled(images):
+    """Raises unless images have labels and can be read in any order."""
+    _check_in_memory(images)
+    if images.labels is None:
+        raise ValueError(
+            "Evaluation needs labels: expected class folders or a labelled "
+            f"dataset. {len(images)} images without labels came."
+        )
+
+
+def _check_in_memory(images):
+    if isinstance(images, StreamedImages):
+        raise ValueError(
+            f"{images.source} does not fit into half of the free memory, which "
+            "evaluation needs: take a part of it, as in split='train[:10%]'."
+        )
 
 
 def _decode(images, index, min_side):

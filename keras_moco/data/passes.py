@@ -3,13 +3,14 @@
 import numpy as np
 
 
-def draw_order(seed, epoch, num_images):
-    """The images of an epoch in their order, int64 `(num_images,)`.
+def draw_order(seed, epoch, rows):
+    """The images of an epoch in their order, int64 `(number of images,)`.
 
-    A function of its arguments alone: whoever needs step `s` of an epoch takes
+    `rows` is that number, or an int array of the images that are chosen. A
+    function of its arguments alone: whoever needs step `s` of an epoch takes
     `order[s * batch_size : (s + 1) * batch_size]` and nothing before it.
     """
-    return np.random.default_rng([seed, epoch]).permutation(num_images)
+    return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
 class Passes:
@@ -21,7 +22,8 @@ class Passes:
     Args:
         first_epoch: Int. Of the first pass.
         steps: Int. Batches of a whole pass.
-        identity: Dict. What the batches are a function of, by name.
+        identity: Dict. What the batches are a function of, by name. It and
+            `names` are for a `Checkpoint`.
         names: Function of (epoch, step) -> names of the images of that batch,
             or None where they are known only once they are read.
 
@@ -30,7 +32,7 @@ class Passes:
             Of unknown length where the step is not 0.
     """
 
-    def __init__(self, first_epoch, steps, identity, names):
+    def __init__(self, first_epoch, steps, identity=None, names=None):
         self.place = first_epoch, 0
         self.steps = steps
         self.identity = identity

@@ -93,9 +93,9 @@ def pretrain_dataset(
     }
     names = functools.partial(_names, images, global_batch_size, seed)
     passes = Passes(first_epoch, steps, identity, names)
-    draw = (images, global_batch_size, own, steps, seed, passes)
+    draw = (global_batch_size, own, seed, passes)
     if images.array is not None:
-        batches = _batches(*draw)
+        batches = shuffled_batches(len(images), *draw)
         views = _views_of_array(images, augment, options)
         pairs = batches.map(views, num_parallel_calls=threads())
     elif augment == "device":
@@ -106,10 +106,12 @@ def pretrain_dataset(
         )
     else:
         if isinstance(images, StreamedImages):
-            batches = _stream(*draw).batch(batch_size, drop_remainder=True)
+            batches = _stream(images, *draw)
+            batches = batches.batch(batch_size, drop_remainder=True)
         else:
-            batches = _batches(*draw).map(
-                lambda epoch, index: (epoch, index, _read(images, index)),
+            batches = shuffled_batches(len(images), *draw)
+            batches = batches.map(
+                lambda epoch, index: (epoch, index, read(images, index)),
                 threads(),
             )
         pairs = _views_of_files(batches, images, batch_size, augment, options)
@@ -135,13 +137,24 @@ def _names(images, batch_size, seed, epoch, step):
     return [images.name(index) for index in chosen]
 
 
-def _batches(images, batch_size, own, steps, seed, passes):
-    """(epoch, index) of the own part of each batch, in a global shuffle."""
+def shuffled_batches(rows, batch_size, own, seed, passes):
+    """(epoch, index) of the own part of each batch, in a global shuffle.
+
+    Args:
+        rows: Int, the number of images; or int array, the chosen ones.
+        batch_size: Int. Of the global batch.
+        own: Slice of it.
+        seed: Int.
+        passes: `Passes`.
+
+    Returns:
+        `tf.data.Dataset` of two int64 (images of the own part,).
+    """
 
     def batches():
         epoch, first_step = passes.begin()
-        order = draw_order(seed, epoch, len(images))
-        for step in range(first_step, steps):
+        order = draw_order(seed, epoch, rows)
+        for step in range(first_step, passes.steps):
             chosen = order[step * batch_size : (step + 1) * batch_size][own]
             yield np.full_like(chosen, epoch), chosen
 
@@ -151,14 +164,14 @@ def _batches(images, batch_size, own, steps, seed, passes):
     )
 
 
-def _stream(images, batch_size, own, steps, seed, passes):
+def _stream(images, batch_size, own, seed, passes):
     """(epoch, index, content) of each image of the own part of each batch."""
 
     def stream():
         epoch, first_step = passes.begin()
         passing = images.open_stream(seed, epoch)
         passing = itertools.islice(
-            passing, first_step * batch_size, steps * batch_size
+            passing, first_step * batch_size, passes.steps * batch_size
         )
         for place, (index, content) in enumerate(passing):
             if own.start <= place % batch_size < own.stop:
@@ -187,7 +200,7 @@ def _views_of_array(images, augment, options):
 
 
 def _views_of_files(batches, images, batch_size, augment, options):
-    size, views, seed = options["image_size"], options["views"], options["seed"]
+    size, views = options["image_size"], options["views"]
     # The smallest crop still has as many pixels as the view.
     smallest = min(view.crop_scale[0] for view in views)
     min_side = math.ceil(size / math.sqrt(smallest))
@@ -201,6 +214,34 @@ def _views_of_files(batches, images, batch_size, augment, options):
         image = tf.ensure_shape(image, (None, None, 3))[None]
         return *(view[0] for view in _twice(augment, image)), index
 
+    def recolored(cut, drawn, index):
+        return *recolor_views(cut, drawn, views=views), index
+
+    if augment:
+        pairs = batches.unbatch().map(own, threads())
+        return pairs.batch(batch_size, drop_remainder=True)
+    crops = cut_views(batches, images, batch_size, **options)
+    return crops.map(recolored, threads())
+
+
+def cut_views(batches, images, batch_size, *, image_size, views, seed):
+    """The crops of image files that their views begin with.
+
+    Args:
+        batches: `tf.data.Dataset` of (epoch, index, content), each of
+            (batch_size,): int64, int64 and the bytes of the files.
+        images: `EncodedImages`.
+        batch_size: Int.
+        image_size: Int.
+        views: Tuple of `View`.
+        seed: Int.
+
+    Returns:
+        `tf.data.Dataset` of (crops, drawn, index): a tuple of uint8
+        (batch_size, image_size, image_size, 3), one a view; what was drawn for
+        them, see `draw_views`; int64 (batch_size,).
+    """
+
     def draw(epoch, index, content):
         shape = tf.numpy_function(_shapes, [content], tf.int32)
         shape = tf.ensure_shape(shape, (batch_size, 2))
@@ -209,27 +250,20 @@ def _views_of_files(batches, images, batch_size, augment, options):
         )
         return index, content, shape, drawn
 
-    def crops(index, content, shape, drawn):
+    def cut(index, content, shape, drawn):
         boxes, flips = (
             tf.stack([view[name] for view in drawn]) for name in ("box", "flip")
         )
-        cut = tf.numpy_function(
+        crops = tf.numpy_function(
             images.decode_crops,
-            [index, content, boxes, flips, size, shape],
+            [index, content, boxes, flips, image_size, shape],
             tf.uint8,
         )
-        cut = tf.ensure_shape(cut, (2, size, size, 3))
-        return tuple(tf.unstack(cut)), drawn, index
+        crops = tf.ensure_shape(crops, (len(views), image_size, image_size, 3))
+        return tuple(tf.unstack(crops)), drawn, index
 
-    def recolored(cut, drawn, index):
-        return *recolor_views(cut, drawn, views=views), index
-
-    if augment:
-        pairs = batches.unbatch().map(own, threads())
-        return pairs.batch(batch_size, drop_remainder=True)
-    pairs = batches.map(draw, threads()).unbatch().map(crops, threads())
-    pairs = pairs.batch(batch_size, drop_remainder=True)
-    return pairs.map(recolored, threads())
+    one_by_one = batches.map(draw, threads()).unbatch().map(cut, threads())
+    return one_by_one.batch(batch_size, drop_remainder=True)
 
 
 def _twice(augment, images):
@@ -295,11 +329,13 @@ def take(images, index):
     return tf.ensure_shape(batch, (*index.shape, *images.array.shape[1:]))
 
 
-def _read(images, index):
-    def read(index):
+def read(images, index):
+    """The bytes of the files of a batch of numbers, strings (batch,)."""
+
+    def read_all(index):
         return np.array([images.read(i) for i in index.tolist()], object)
 
-    content = tf.numpy_function(read, [index], tf.string)
+    content = tf.numpy_function(read_all, [index], tf.string)
     return tf.ensure_shape(content, index.shape)
 
 

@@ -1,0 +1,128 @@
+"""`keras-moco finetune`: a classifier from an encoder and some labels."""
+
+import click
+
+from keras_moco.cli import device_options, encoder_option, one_line_errors
+from keras_moco.recipes import FINETUNE, parse_share
+
+
+@click.command("finetune")
+@encoder_option
+@click.option(
+    "--dataset",
+    default="shapes",
+    show_default=True,
+    metavar="NAME|DIR",
+    help="Labelled images, with a train and a test split.",
+)
+@click.option(
+    "--labels",
+    default="100%",
+    show_default=True,
+    metavar="N%",
+    help="Share of each class whose labels are used, such as 1% or 10%.",
+)
+@click.option("--image-size", type=int, help="In pixels. Default: as trained.")
+@click.option("--data-dir", metavar="DIR", help="TFDS' data sets.")
+@click.option("--epochs", type=int, default=FINETUNE.epochs, show_default=True)
+@click.option(
+    "--batch-size", type=int, default=FINETUNE.batch_size, show_default=True
+)
+@click.option(
+    "--learning-rate",
+    type=float,
+    default=FINETUNE.learning_rate,
+    show_default=True,
+    help="Of the linear layer, whatever the batch size.",
+)
+@click.option(
+    "--backbone-lr-scale",
+    type=float,
+    default=FINETUNE.backbone_lr_scale,
+    show_default=True,
+    help="What the encoder's learning rate is of that.",
+)
+@click.option(
+    "--weight-decay",
+    type=float,
+    default=FINETUNE.weight_decay,
+    show_default=True,
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--run-dir",
+    metavar="DIR",
+    help="Folder of the run; an unfinished one goes on. Default: "
+    "runs/<dataset>-finetune.",
+)
+@click.option(
+    "--export-to",
+    metavar="DIR",
+    help="Where the classifier goes. Default: saved_models/<run name>.",
+)
+@click.option(
+    "--picture",
+    metavar="FILE",
+    help="Draw the confusion matrix there (.png, .pdf or .svg).",
+)
+@click.option(
+    "--tensorboard",
+    metavar="DIR",
+    help="Log there for TensorBoard. Default: the run folder.",
+)
+@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+@one_line_errors
+@device_options
+def main(
+    encoder,
+    dataset,
+    labels,
+    image_size,
+    data_dir,
+    devices,
+    run_dir,
+    export_to,
+    picture,
+    tensorboard,
+    json_file,
+    **numbers,
+):
+    """Train an encoder and a classifier on it, and export both as one.
+
+    The epoch is chosen on a tenth of the labelled images; the test images are
+    read once.
+    """
+    import keras_moco as km
+
+    recipe = FINETUNE.replace(labels=parse_share(labels), **numbers)
+    if picture:
+        km.report.check_picture(picture)
+    if image_size is None:
+        image_size = km.trained_image_size(encoder)
+    train, test, names = km.labeled_images(dataset, image_size, data_dir)
+    result = km.fit_classifier(
+        encoder,
+        train,
+        test,
+        recipe,
+        class_names=names,
+        image_size=image_size,
+        devices=devices,
+        run_dir=run_dir,
+        export_to=export_to,
+    )
+    click.echo(km.report.result_lines("finetuned", result))
+    km.save_report(
+        {"finetuned": result},
+        names,
+        json=json_file,
+        picture=picture,
+        tensorboard=tensorboard or result["run"],
+    )
+    if picture:
+        click.echo(f"Confusion  {picture}")
+    click.echo(f"Classifier {result['export']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ _HOME = {
     "labeled_dataset": "data.labeled",
     "labeled_images": "data.labeled",
     "labeled_splits": "data.labeled",
-    "evaluation_size": "data.labeled",
+    "evaluation_size": "extract",
     "linear_probe": "probe",
     "features": "extract",
     "fit_classifier": "classify",

@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_moco.layers import average_statistics
+
 
 class MomentumUpdate(keras.callbacks.Callback):
     """Applies the momentum update after every training step.
@@ -42,4 +44,4 @@ class MomentumUpdate(keras.callbacks.Callback):
             self.model.update_key_encoder()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.average_statistics()
+        average_statistics(self.model)

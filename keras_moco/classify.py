@@ -21,7 +21,6 @@ from keras_moco.classifier import (
 from keras_moco.data.augmented import augmented_dataset
 from keras_moco.data.labeled import (
     check_labeled,
-    evaluation_size,
     labeled_dataset,
 )
 from keras_moco.export import export_classifier
@@ -346,7 +345,7 @@ def _prepare_encoder(encoder, images, image_size):
         if image_size is None:
             image_size = trained_image_size(encoder)
         encoder = load_encoder(encoder)
-    size = evaluation_size(images, encoder, image_size)
+    size = extract.evaluation_size(images, encoder, image_size)
     if encoder is None:
         layers = [keras.Input((size, size, 3)), keras.layers.Flatten()]
         return keras.Sequential(layers, name="pixels"), size

@@ -69,15 +69,7 @@ def one_line_errors(function):
                 return function(*args, **options)
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
-            sys.stdout.flush()
-            # Python would wait for threads that still make views.
-            os._exit(130)
-        except ConnectionError as error:
-            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
-            sys.stdout.flush()
-            # TensorFlow's threads that wait for the lost machine write errors
-            # of their own while Python ends.
-            os._exit(UserError.exit_code)
+            leave(130)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) or raised_here(error):
                 raise UserError(" ".join(str(error).split())) from error
@@ -90,6 +82,17 @@ def one_line_errors(function):
             raise
 
     return run
+
+
+def leave(code):
+    """Ends the process in the middle of its work.
+
+    Python would wait for threads that still make views, and TensorFlow's write
+    errors of their own while they wait for a machine that is lost.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def command(function):
@@ -329,16 +332,19 @@ def device_options(function):
 )
 def pretrain(dataset, **options):
     """Pretrain an encoder on unlabelled images and export it."""
+    from keras_moco.distribute import WorkerLost
     from keras_moco.pretraining import pretrain
 
-    result = pretrain(one_or_many(dataset), **options)
+    try:
+        result = pretrain(one_or_many(dataset), **options)
+    except WorkerLost as error:
+        UserError(" ".join(str(error).split())).show()
+        leave(UserError.exit_code)
     if not result:  # Another machine has it.
         return
     if "stopped" in result:
         click.echo(f"Go on    {go_on_command(result['run'])}")
-        sys.stdout.flush()
-        # Python would wait for threads that still make views.
-        os._exit(0)
+        leave(0)
     export = result["export"]
     if "knn_top1" in result:
         data = " ".join(f"--dataset {name}" for name in dataset or ["shapes"])

@@ -7,6 +7,10 @@ import socket
 import tensorflow as tf
 
 
+class WorkerLost(ConnectionError):
+    """Another machine of this run does not answer any more."""
+
+
 def choose_strategy(devices="auto", worker_timeout=60):
     """The strategy of a run: none, several devices, or several machines.
 

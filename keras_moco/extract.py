@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_moco.data.images import Images
 from keras_moco.data.labeled import image_dataset
+from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
 from keras_moco.load import load_encoder, trained_image_size
 
@@ -153,6 +154,40 @@ def input_size(encoder):
             f"{encoder.name} takes {shape}."
         )
     return None if None in shape[1:3] else shape[1:3]
+
+
+def evaluation_size(images, encoder, image_size=None):
+    """The side in pixels at which an encoder is to see images.
+
+    Args:
+        images: `Images`.
+        encoder: `keras.Model`, or None for raw pixels.
+        image_size: Int. What was asked for; None takes what the encoder
+            demands, else the images' own (at most 224).
+
+    Returns:
+        Int.
+
+    Raises:
+        ValueError: The encoder takes images of another size, or none that are
+            square.
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"`image_size` must be >= 1. Received: {image_size}")
+    only = None if encoder is None else input_size(encoder)
+    if not only:
+        return image_size or natural_size(images)
+    if only[0] != only[1]:
+        raise ValueError(
+            "Expected an encoder of square images. This one takes "
+            f"{only[1]}x{only[0]} px."
+        )
+    if image_size not in (None, only[0]):
+        raise ValueError(
+            f"The encoder takes images of {only[0]} px only. Received: "
+            f"image_size={image_size}"
+        )
+    return only[0]
 
 
 def _say_resized(came, size):

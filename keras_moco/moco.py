@@ -9,7 +9,6 @@ from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.guards import Guard, StepGuard
 from keras_moco.layers import (
-    average_statistics,
     check_groups,
     groups_per_replica,
     normalizes_in_shares,
@@ -347,10 +346,6 @@ class MoCo(keras.Model):
             for query, key in self.averaged_pairs():
                 strategy.extended.update(key, average, args=(query,))
 
-    def average_statistics(self):
-        """Gives each replica the mean of the moving statistics of all."""
-        average_statistics(self)
-
     def averaged_pairs(self):
         """The (query, key) `tf.Variable`s that the average ties together."""
         pairs = []
@@ -464,7 +459,8 @@ class MoCo(keras.Model):
         if isinstance(x, tf.data.Dataset):
             self._check_batches(x.element_spec)
         # Keras warns about its own default on every dataset.
-        kwargs.setdefault("shuffle", not isinstance(x, tf.data.Dataset))
+        batched = (tf.data.Dataset, tf.distribute.DistributedDataset)
+        kwargs.setdefault("shuffle", not isinstance(x, batched))
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return super().fit(x, *args, callbacks=callbacks, **kwargs)
         callbacks, guard, checkpoint = _arrange(callbacks)

@@ -225,7 +225,7 @@ def pretrain(
             if distribute.over_machines(strategy):
                 if checkpoint.signals.asked:  # And the chief, too.
                     return {}
-                raise ConnectionError(
+                raise distribute.WorkerLost(
                     "Another worker of this run does not answer any more "
                     f"({type(error).__name__}). Start all workers again with "
                     "the same command: they go on after the last checkpoint."

@@ -154,37 +154,6 @@ def image_dataset(images, image_size=None, batch_size=256, rows=None):
     return data
 
 
-def evaluation_size(images, encoder, image_size=None):
-    """The side in pixels at which an encoder is to see images.
-
-    Args:
-        images: `Images`.
-        encoder: `keras.Model`, or None for raw pixels.
-        image_size: Int. What was asked for; None takes what the encoder
-            demands, else the images' own (at most 224).
-
-    Returns:
-        Int.
-
-    Raises:
-        ValueError: The encoder takes images of another size, or none.
-    """
-    shape = getattr(encoder, "input_shape", None) or (None, None, None, 3)
-    if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
-        raise ValueError(
-            "Expected an encoder of square RGB images, (batch, size, size, 3). "
-            f"This one takes {shape}."
-        )
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"`image_size` must be >= 1. Received: {image_size}")
-    if shape[1] and image_size and image_size != shape[1]:
-        raise ValueError(
-            f"The encoder takes images of {shape[1]} px only. Received: "
-            f"image_size={image_size}"
-        )
-    return shape[1] or image_size or natural_size(images)
-
-
 def check_labeled(images):
     """Raises unless images have labels and can be read in any order."""
     _check_in_memory(images)

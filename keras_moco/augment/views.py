@@ -63,7 +63,7 @@ def recolor(images, parameters, view):
     return tf.transpose(images, (0, 2, 3, 1))
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def draw_views(index, epoch, height, width, *, seed, views):
     """Parameters of all views of a batch: `draw_parameters`, compiled.
 
@@ -84,7 +84,7 @@ def draw_views(index, epoch, height, width, *, seed, views):
     )
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def two_views(images, index, epoch, *, seed, image_size, views, loop=True):
     """Query and key views of a batch of images of one size.
 
@@ -141,7 +141,7 @@ def device_views(preset, seed):
     )
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def recolor_views(crops, parameters, *, views, loop=True):
     """`recolor` of both views, for crops made image by image.
 

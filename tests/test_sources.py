@@ -12,7 +12,9 @@ from keras_moco.data import folder as folder_module
 from keras_moco.data import tfds as tfds_module
 from keras_moco.data.encoded import EncodedImages
 from keras_moco.data.images import Images
+from keras_moco.data.pipeline import pretrain_dataset
 from keras_moco.data.sources import load_images
+from keras_moco.presets import PRESETS
 
 BASE = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype("uint8")
 BASE = np.asarray(Image.fromarray(BASE).resize((16, 12), Image.BILINEAR))
@@ -487,7 +489,9 @@ def test_fashion_mnist_from_debian(fashion_dir, capfd):
     one_line(error)
 
 
-def tiny_builder(tfds, tmp_path, monkeypatch, name, features, splits):
+def tiny_builder(
+    tfds, tmp_path, monkeypatch, name, features, splits, file_format=None
+):
     """A prepared TFDS dataset of ours, found under `name`."""
     tfds.disable_progress_bar()
     builder = tfds.dataset_builders.store_as_tfds_dataset(
@@ -500,6 +504,7 @@ def tiny_builder(tfds, tmp_path, monkeypatch, name, features, splits):
         },
         data_dir=tmp_path,
         disable_shuffling=True,
+        file_format=file_format,
     )
     monkeypatch.setattr(tfds_module, "is_tfds_name", lambda _: True)
     monkeypatch.setattr(
@@ -563,3 +568,52 @@ def test_dataset_without_images(tmp_path, monkeypatch):
     tiny_builder(tfds, tmp_path, monkeypatch, "words", features, splits)
     with pytest.raises(ValueError, match="not a dataset of images"):
         load_images("words", data_dir=tmp_path)
+
+
+def array_record(tmp_path, monkeypatch, count):
+    """Photos of one grey each, 10 times their label, and these greys."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    greys = [10 * (i % 3) for i in range(count)]
+    features = {
+        "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
+        "label": tfds.features.ClassLabel(num_classes=3),
+    }
+    splits = {
+        "train": [
+            {"image": np.full((8, 8, 3), grey, "uint8"), "label": grey // 10}
+            for grey in greys
+        ]
+    }
+    tiny_builder(
+        tfds, tmp_path, monkeypatch, "records", features, splits, "array_record"
+    )
+    return greys
+
+
+def test_array_record_that_fits_is_held_decoded(tmp_path, monkeypatch):
+    greys = array_record(tmp_path, monkeypatch, 7)
+    images = load_images("records", data_dir=tmp_path)
+    assert images.array[:, 3, 3, 1].tolist() == greys
+    assert (images.labels * 10).tolist() == greys
+    assert len(images.class_names) == 3
+
+
+def test_array_record_beyond_the_memory_is_read_at_random(
+    tmp_path, monkeypatch
+):
+    greys = array_record(tmp_path, monkeypatch, 12)
+    monkeypatch.setattr(tfds_module, "fits_in_memory", lambda _: False)
+    images = load_images("records", data_dir=tmp_path)
+    assert images.array is None and len(images) == 12
+    assert [images.decode(i)[0, 0, 0] for i in range(12)] == greys
+    pairs = pretrain_dataset(images, PRESETS["demo"], 8, 4, seed=3)
+    whole = [[part.numpy() for part in batch] for batch in pairs]
+    read, places = images.read, []
+    monkeypatch.setattr(
+        images, "read", lambda index: places.append(index) or read(index)
+    )
+    rest = list(pairs.passes.start_at(0, 2))
+    assert sorted(places) == sorted(whole[2][2])  # and not one before
+    assert len(rest) == 1
+    for part, expected in zip(rest[0], whole[2], strict=True):
+        np.testing.assert_array_equal(part, expected)

@@ -6,6 +6,8 @@ decoder does not do (EXIF orientation, CMYK).
 """
 
 import io
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
@@ -154,3 +156,37 @@ def _ends(item):
         file.seek(0, io.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL))
         return b"\xff\xd9" in file.read()
+
+
+def decode_all(items, size):
+    """Decodes images of one size.
+
+    Args:
+        items: List of N paths or bytes objects.
+        size: `(H, W)`.
+
+    Returns:
+        `(array, decoded)`: uint8 array `(M, H, W, 3)` of the M images that
+        could be decoded and have this size; list of N bools, which ones.
+    """
+    array = np.empty((len(items), *size, 3), np.uint8)
+
+    def decode_into(index):
+        image = try_decode(items[index])
+        if image is None or image.shape != array.shape[1:]:
+            return False
+        array[index] = image
+        return True
+
+    decoded = in_threads(decode_into, range(len(items)))
+    return (array if all(decoded) else array[decoded]), decoded
+
+
+def in_threads(function, items, chunk=64):
+    """`list(map(function, items))` in threads, a chunk of items per task."""
+    chunks = [items[i : i + chunk] for i in range(0, len(items), chunk)]
+    with ThreadPoolExecutor() as pool:
+        results = pool.map(
+            lambda part: [function(item) for item in part], chunks
+        )
+        return list(itertools.chain.from_iterable(results))

@@ -1,12 +1,10 @@
 """Folders and files of images."""
 
-import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from keras_moco.data.decode import try_decode, try_header
+from keras_moco.data.decode import decode_all, in_threads, try_header
 from keras_moco.data.encoded import EncodedImages, check_broken
 from keras_moco.data.images import Images, MissingSplit, fits_in_memory
 
@@ -52,20 +50,19 @@ def load_folder(paths, split="train", max_broken=0.01):
             f"No images in {where}. Expected files that end in "
             f"{' '.join(IMAGE_ENDINGS)}, in any sub-folder."
         )
-    with ThreadPoolExecutor() as pool:
-        sizes = _map(pool, lambda file: try_header(file[0]), found)
-        broken = [f[0] for f, s in zip(found, sizes, strict=True) if not s]
+    sizes = in_threads(lambda file: try_header(file[0]), found)
+    broken = [f[0] for f, s in zip(found, sizes, strict=True) if not s]
+    check_broken(broken, len(found), max_broken)
+    good = [f for f, size in zip(found, sizes, strict=True) if size]
+    sizes = set(sizes) - {None}
+    size = sizes.pop() if len(sizes) == 1 else None
+    array = None
+    if size and fits_in_memory(len(good) * size[0] * size[1] * 3):
+        array, decoded = decode_all([file[0] for file in good], size)
+        checked = list(zip(good, decoded, strict=True))
+        broken += [f[0] for f, ok in checked if not ok]
         check_broken(broken, len(found), max_broken)
-        good = [f for f, size in zip(found, sizes, strict=True) if size]
-        sizes = set(sizes) - {None}
-        size = sizes.pop() if len(sizes) == 1 else None
-        array = None
-        if size and fits_in_memory(len(good) * size[0] * size[1] * 3):
-            array, decoded = _decode_all(pool, [file[0] for file in good], size)
-            checked = list(zip(good, decoded, strict=True))
-            broken += [f[0] for f, ok in checked if not ok]
-            check_broken(broken, len(found), max_broken)
-            good = [file for file, ok in checked if ok]
+        good = [file for file, ok in checked if ok]
     labels, class_names = _labels([file[2] for file in good])
     names = [file[0] for file in good]
     about = dict(
@@ -153,25 +150,3 @@ def _labels(folders):
         return None, None
     index = {name: label for label, name in enumerate(class_names)}
     return np.array([index[name] for name in folders]), class_names
-
-
-def _decode_all(pool, paths, size):
-    """`(array of the decodable images, list of bool for all)`."""
-    array = np.empty((len(paths), *size, 3), np.uint8)
-
-    def decode_into(index):
-        image = try_decode(paths[index])
-        if image is None or image.shape != array.shape[1:]:
-            return False
-        array[index] = image
-        return True
-
-    decoded = _map(pool, decode_into, range(len(paths)))
-    return (array if all(decoded) else array[decoded]), decoded
-
-
-def _map(pool, function, items, chunk=64):
-    """`list(map(function, items))` in threads, a chunk of items per task."""
-    chunks = [items[i : i + chunk] for i in range(0, len(items), chunk)]
-    results = pool.map(lambda part: [function(item) for item in part], chunks)
-    return list(itertools.chain.from_iterable(results))

@@ -1,5 +1,6 @@
 """Datasets of the tensorflow-datasets catalogue."""
 
+import collections.abc
 import contextlib
 import difflib
 import functools
@@ -10,6 +11,7 @@ import logging
 import numpy as np
 import psutil
 
+from keras_moco.data.decode import decode_all
 from keras_moco.data.encoded import EncodedImages, StreamedImages
 from keras_moco.data.images import Images, MissingSplit, fits_in_memory
 
@@ -25,8 +27,9 @@ def load_tfds(name, split="train", data_dir=None):
     """Images of a TFDS dataset, held in memory where they fit.
 
     Images of one size are decoded; others, and those that would then take more
-    than half of the free memory, stay encoded. What does not fit encoded is
-    read as a stream, without labels.
+    than half of the free memory, stay encoded. What does not fit encoded either
+    is read without labels: at random if TFDS has prepared it as ArrayRecord
+    (`tfds build --file_format=array_record`), else as a stream.
 
     Args:
         name: Str as TFDS takes it: "cifar10", "emnist/letters", "mnist:3.*.*".
@@ -85,10 +88,24 @@ def _read(tfds, builder, name, split):
         or builder.info.features[image_key].np_dtype != np.uint8
         or not fits_in_memory(info.num_examples * shape[0] * shape[1] * 3)
     )
-    description = f"{builder.info.full_name} {split} {info.num_examples}"
+    names = builder.info.features[label_key].names if label_key else None
+    about = dict(
+        source=name,
+        description=f"{builder.info.full_name} {split} {info.num_examples}",
+    )
+    beyond_memory = keep_encoded and not fits_in_memory(info.num_bytes)
+    if builder.info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
+        records = _Records(tfds, builder, split, image_key)
+        if beyond_memory:
+            return EncodedImages(records, **about)
+        contents = list(records)
+        about.update(_labels(records.integers(label_key), names))
+        if keep_encoded:
+            return EncodedImages(contents, **about)
+        return Images(decode_all(contents, shape[:2])[0], **about)
     skip = {image_key: tfds.decode.SkipDecoding()} if keep_encoded else {}
     decoders = tfds.decode.PartialDecoding(wanted, decoders=skip)
-    if keep_encoded and not fits_in_memory(info.num_bytes):
+    if beyond_memory:
         num_shuffled = _num_shuffled(info)
         return StreamedImages(
             functools.partial(
@@ -99,8 +116,7 @@ def _read(tfds, builder, name, split):
             ),
             info.num_examples,
             num_shuffled,
-            source=name,
-            description=description,
+            **about,
         )
     dataset = builder.as_dataset(
         split=split,
@@ -118,19 +134,47 @@ def _read(tfds, builder, name, split):
         else:  # grey spreads to three channels, alpha is dropped
             images[start : start + len(image)] = image[..., :3]
             start += len(image)
-        labels.append(batch[label_key] if label_key else [])
-    labels = np.concatenate(labels)
-    labelled = label_key and labels.min() >= 0  # -1 stands for unknown
-    about = dict(
-        labels=labels if labelled else None,
-        class_names=builder.info.features["label"].names if labelled else None,
-        names=None,
-        source=name,
-        description=description,
-    )
+        labels.extend(batch[label_key] if label_key else [])
+    about.update(_labels(labels, names))
     if keep_encoded:
         return EncodedImages(images, **about)
     return Images(images, **about)
+
+
+def _labels(labels, names):
+    """Labels and class names, if there are any; -1 stands for unknown."""
+    if not labels or min(labels) < 0:
+        return {}
+    return {"labels": labels, "class_names": names}
+
+
+class _Records(collections.abc.Sequence):
+    """The encoded images of an ArrayRecord split, each read when asked for."""
+
+    def __init__(self, tfds, builder, split, image_key):
+        self._examples = builder.as_data_source(
+            split,
+            deserialize_method=tfds.decode.DeserializeMethod.DESERIALIZE_NO_DECODE,
+        )
+        self._image_key = image_key
+
+    def __len__(self):
+        return len(self._examples)
+
+    def __getitem__(self, index):
+        if index >= len(self):
+            raise IndexError(index)  # What ends a loop; TFDS' is another one.
+        features = self._examples[index].features.feature
+        return features[self._image_key].bytes_list.value[0]
+
+    def integers(self, key):
+        """A feature of all examples; [] if there is no such feature."""
+        if key is None:
+            return []
+        return [
+            example.features.feature[key].int64_list.value[0]
+            for example in self._examples
+        ]
 
 
 def _stream(as_dataset, image_key, num_shuffled, seed, epoch):

@@ -1,6 +1,7 @@
 """From an encoder and labelled images to a classifier, as one function."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from keras_moco.data.labeled import (
 from keras_moco.export import export_classifier
 from keras_moco.layers import average_statistics, swap_batch_norm
 from keras_moco.load import load_encoder, trained_image_size
+from keras_moco.lock import RunLock
 from keras_moco.run import export_folder, open_run, origin
 from keras_moco.scores import check_labels, score
 
@@ -148,28 +150,45 @@ def fit_classifier(
             swap_batch_norm(encoder), num_classes, recipe.frozen, recipe.seed
         )
         model.compile(build_classifier_optimizer(recipe, model, steps))
-        done = restore(run, model) // steps
+    data = functools.partial(
+        augmented_dataset, train, kept, size, batch_size, recipe.seed
+    )
+    holdout = labeled_dataset(train, image_size=size, rows=held)
+    test_data = labeled_dataset(test, image_size=size)
+    with RunLock(run.path, say):
+        try:
+            _train(run, model, data, steps, holdout, batch_size, recipe, say)
+        except tf.errors.OpError:
+            train.check()  # The cause, in one line, if broken files are.
+            raise
+        if recipe.frozen:
+            check_frozen(encoder, model.encoder)
+        result = _test(run, model, test_data, num_classes, recipe)
+        result["run"] = str(run.path)
+        if not recipe.frozen:
+            result["export"] = str(export_to)
+            card = {"settings": run.settings, "test_top1": result["test_top1"]}
+            export_classifier(model.plain(), export_to, names, card)
+        run.write("result.json", result)
+    return result
+
+
+def _train(run, model, data, steps, holdout, batch_size, recipe, say):
+    """Trains from the last epoch that the run folder holds to the end."""
+    done = restore(run, model) // steps
     if not done:
-        run.write("run.json", {"settings": settings, **origin()})
+        run.write("run.json", {"settings": run.settings, **origin()})
     # Lines of epochs that are to be done again go.
     lines = [row for row in run.metrics() if row["epoch"] <= done]
     run.replace("metrics.jsonl", "".join(json.dumps(x) + "\n" for x in lines))
     if done:
         say(f"Going on after epoch {done} of {recipe.epochs}, from {run.path}")
-    data = augmented_dataset(train, kept, size, batch_size, recipe.seed, done)
-    log = _EpochLog(
-        run,
-        labeled_dataset(train, image_size=size, rows=held),
-        batch_size,
-        recipe.epochs,
-        say,
-    )
     try:
         model.fit(
-            data,
+            data(done),
             epochs=recipe.epochs,
             initial_epoch=done,
-            callbacks=[log],
+            callbacks=[_EpochLog(run, holdout, batch_size, recipe.epochs, say)],
             shuffle=False,
             verbose=0,
         )
@@ -179,13 +198,10 @@ def fit_classifier(
             f"{run.path}; the same command goes on from there."
         )
         raise
-    except tf.errors.OpError:
-        train.check()  # The cause, in one line, if broken files are.
-        raise
-    if recipe.frozen:
-        check_frozen(encoder, model.encoder)
 
-    test_data = labeled_dataset(test, image_size=size)
+
+def _test(run, model, test_data, num_classes, recipe):
+    """The result: the last epoch's, and that of the one chosen."""
     last, labels, _ = extract.features(model, test_data)
     model.load_weights(run.path / BEST)
     selected, labels, _ = extract.features(model, test_data)
@@ -197,9 +213,9 @@ def fit_classifier(
             f"{math.log(num_classes):.3g}: the learning rate of "
             f"{recipe.learning_rate:g} is too high, or {recipe.epochs} epochs "
             "are too few for it.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    result = score(
+    return score(
         labels,
         tf.math.top_k(selected, min(5, num_classes)).indices.numpy(),
         last.argmax(axis=1),
@@ -207,13 +223,6 @@ def fit_classifier(
         holdout_top1=best["holdout_top1"],
         setting={**recipe.setting, "epoch": best["epoch"]},
     )
-    result["run"] = str(run.path)
-    if not recipe.frozen:
-        result["export"] = str(export_to)
-        card = {"settings": run.settings, "test_top1": result["test_top1"]}
-        export_classifier(model.plain(), export_to, names, card)
-    run.write("result.json", result)
-    return result
 
 
 class _EpochLog(keras.callbacks.Callback):
@@ -298,7 +307,8 @@ def restore(run, model):
     path = run.path / LAST
     if not path.exists():
         return 0
-    model.optimizer.build(model.trainable_variables)
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
     try:
         model.load_weights(path)
     except (OSError, ValueError, KeyError) as error:

@@ -11,6 +11,7 @@ from keras_moco import classify
 from keras_moco.classifier import Classifier
 from keras_moco.classify import fit_classifier, split_labels
 from keras_moco.data.images import Images
+from keras_moco.lock import RunLock
 from keras_moco.run import RunFolder
 
 PROBE = km.LINEAR_PROBE.replace(learning_rate=1.0, epochs=5, batch_size=8)
@@ -280,3 +281,10 @@ def test_what_cannot_be_trained_is_one_line(fit):
         with pytest.raises(ValueError, match=words) as error:
             fit(run_dir=None, **options)
         assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_another_run_writes_is_left_alone(fit, tmp_path):
+    with RunLock(tmp_path / "run"):
+        with pytest.raises(ValueError, match="being written by another run"):
+            fit(run_dir=tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == []

@@ -1,6 +1,4 @@
-"""What notices that a run goes wrong while it still runs."""
-
-import math
+"""What notices a loss or gradient that is not finite, step by step."""
 
 import keras
 import tensorflow as tf
@@ -9,12 +7,6 @@ from keras_moco import distribute
 
 # Steps between two looks from outside: each waits for the device once.
 LOOK_EVERY = 16
-# Steps at the loss of chance, in a row and with a full queue, that are said.
-STUCK_STEPS = 1000
-# Share of the loss of chance that counts as there.
-NEAR = 0.01
-# Share of 1 / sqrt(dim), where features spread, below which they do not.
-COLLAPSED = 0.02
 
 
 class NotFinite(ValueError):
@@ -96,17 +88,15 @@ class StepGuard(keras.layers.Layer):
 
 
 class Guard(keras.callbacks.Callback):
-    """Ends a run that is not finite, and says when it learns nothing.
+    """Ends a run whose loss or gradient is not finite.
 
     `fit` adds it when it is not given. It looks every 16 steps, at the end of
-    an epoch and before every checkpoint.
+    an epoch and before every checkpoint, and raises `NotFinite`, which names
+    step, learning rate, loss scale and images; with `on_nan="skip"` the step
+    is dropped (weights, optimizer, queue and means stay as they were). What
+    mixed_float16 does when its loss scale is too high is no such step.
 
-    - A loss or gradient that is not finite raises `NotFinite`, which names
-      step, learning rate, loss scale and images; with `on_nan="skip"` the step
-      is dropped (weights, optimizer, queue and means stay as they were). What
-      mixed_float16 does when its loss scale is too high is no such step.
-    - Features that are all alike (collapse), and a loss that stays at that of
-      chance, ln(queue_size + 1), are said once.
+    A run that learns nothing, or collapses, is finite: see `verdicts`.
 
     Args:
         on_nan: "stop" or "skip". Defaults to "stop".
@@ -133,8 +123,6 @@ class Guard(keras.callbacks.Callback):
         self.names = None  # Of the images of a batch; `MoCo.fit` knows them.
         self.checkpoint = None
         self.first_step = 0
-        self.at_chance_since = None
-        self.said = set()
 
     def set_model(self, model):
         super().set_model(model)
@@ -163,12 +151,9 @@ class Guard(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if (batch + 1) % LOOK_EVERY == 0:
             self._look()
-        if (batch + 1) % (32 * LOOK_EVERY) == 0:
-            self._check_learning()
 
     def on_epoch_end(self, epoch, logs=None):
         self._look()
-        self._check_learning()
 
     def _look(self):
         guard = self.model.step_guard
@@ -206,36 +191,3 @@ class Guard(keras.callbacks.Callback):
             "A lower learning rate helps mostly (--set base_learning_rate=..., "
             "in a run of its own), --on-nan skip leaves single steps out."
         )
-
-    def _check_learning(self):
-        model = self.model
-        steps = int(model.step_guard.steps.numpy())
-        spread = 1 / math.sqrt(model.encoder.output_shape[-1])
-        std = float(model.std_tracker.result())
-        if std < COLLAPSED * spread:
-            self._say_once(
-                f"Collapse suspected at step {steps}: features of different "
-                f"images are alike (feature_std {std:.2g}, where {spread:.2g} "
-                "is spread over the sphere)."
-            )
-        if not model.queue_size or not float(model.key_queue.is_full()):
-            return
-        chance = math.log(model.queue_size + 1)
-        loss = float(model.loss_tracker.result())
-        if abs(loss - chance) > NEAR * chance:
-            self.at_chance_since = None
-            return
-        if self.at_chance_since is None:
-            self.at_chance_since = steps
-        if steps - self.at_chance_since >= STUCK_STEPS:
-            self._say_once(
-                f"The loss has been at that of chance, {chance:.2f}, for "
-                f"{steps - self.at_chance_since:,} steps: nothing is learned. "
-                "Look at the views (keras-moco preview) and the learning rate."
-            )
-
-    def _say_once(self, text):
-        kind = text.split()[0]
-        if kind not in self.said:
-            self.said.add(kind)
-            self.say(text)

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco import guards
 from keras_moco.data.images import Images
 from keras_moco.guards import NotFinite
 
@@ -139,28 +138,6 @@ def test_a_loss_scale_that_is_too_high_ends_nothing(tiny_encoder, random_pairs):
     fit(model, random_pairs(steps=4))
     assert float(optimizer.dynamic_scale) < 2.0**127
     assert int(model.step_guard.bad) == 0
-
-
-def test_collapse_is_said_once(tiny_encoder, random_pairs):
-    encoder = tiny_encoder()
-    inputs = keras.Input((8, 8, 3))
-    model = moco(keras.Model(inputs, encoder(inputs) * 0.0 + 1.0))
-    lines = []
-    fit(model, random_pairs(), epochs=2, lines=lines)
-    assert len(lines) == 1
-    assert lines[0].startswith("Collapse suspected at step 3")
-
-
-def test_a_loss_of_chance_is_said_once(tiny_encoder, random_pairs, monkeypatch):
-    """No step at all, so that the views stay strangers to each other."""
-    monkeypatch.setattr(guards, "STUCK_STEPS", 6)
-    monkeypatch.setattr(guards, "NEAR", 0.5)
-    lines = []
-    model = moco(tiny_encoder(), km.SGD(0.0))
-    fit(model, random_pairs(), epochs=6, lines=lines)
-    assert len(lines) == 1
-    # ln(17), with a full queue since the end of the first epoch.
-    assert "at that of chance, 2.83, for 6 steps" in lines[0]
 
 
 def test_bad_answers_are_refused(tiny_encoder, random_pairs, two_replicas):

@@ -28,6 +28,8 @@ LADDER = [
     "state",
     "checkpoint",
     "guards",
+    "verdict",
+    "quality",
     "moco",
     "export",
     "build",

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_moco import distribute, terminal
 from keras_moco.augment import device_views
+from keras_moco.board import write_projector
 from keras_moco.build import (
     JIT,
     PRECISIONS,
@@ -31,6 +32,7 @@ from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
 from keras_moco.load import load_run
+from keras_moco.quality import QualityMonitor
 from keras_moco.run import (
     RunFolder,
     RunLog,
@@ -206,8 +208,13 @@ def pretrain(
         baselines = _begin(run, settings, encoder, knn_data)
         if baselines:
             say(terminal.baseline_line(**baselines))
-        log = RunLog(run, preset.batch_size, preset.epochs, say)
+        quality = None
+        if chief:
+            quality = QualityMonitor(_fixed_views(images, preset, seed))
+        log = RunLog(run, preset.batch_size, preset.epochs, say, quality)
         callbacks = [guard, log, checkpoint]
+        if quality:
+            callbacks.insert(0, quality)
         if knn_data:
             callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
         if verbose and sys.stdout.isatty():
@@ -265,6 +272,10 @@ def pretrain(
         card = {"settings": settings, **result}
         export_encoder(encoder, export_to, card=card)
         run.write("result.json", result)
+        try:
+            write_projector(run.path, encoder, images, preset.image_size)
+        except OSError as error:
+            warn(f"No embedding projector: {error.strerror or error}")
     if len(images.broken) > broken_before:
         say(terminal.broken_line(images.broken))
     say(terminal.result_lines(result))
@@ -300,6 +311,20 @@ def _pairs(images, preset, seed, augment, steps, strategy):
     whole.passes = copy.copy(pairs.passes)
     whole.passes.start_at = start_at
     return whole, {"steps_per_epoch": steps}  # It has no length.
+
+
+def _fixed_views(images, preset, seed):
+    """Views that the features of all epochs are measured on."""
+    # A 64th of the data at most: that takes less than 3 % of an epoch.
+    count = min(256, max(32, len(images) // 64), len(images))
+    batch_size = min(32, count)
+    return pretrain_dataset(
+        images,
+        preset,
+        batch_size=batch_size,
+        seed=seed,
+        steps_per_epoch=count // batch_size,
+    )
 
 
 def _begin(run, settings, encoder, knn_data):

@@ -23,7 +23,10 @@ import tensorflow as tf
 
 import keras_moco
 from keras_moco import terminal
+from keras_moco.board import Board
 from keras_moco.export import check_export_folder, check_writable, read_card
+from keras_moco.quality import feature_spread, key_age
+from keras_moco.verdict import Teller, judge
 
 
 class RunFolder:
@@ -129,35 +132,53 @@ class RunFolder:
 class RunLog(keras.callbacks.Callback):
     """Writes each epoch to the run folder and to the terminal.
 
-    Put it behind `KNNMonitor`, whose figure it logs. The line of an epoch is
-    written before its checkpoint, so that no saved epoch lacks its line; lines
-    of epochs that are done again are dropped. A folder that cannot be written
-    is said, and written once it can be.
+    Put it behind `KNNMonitor` and `QualityMonitor`, whose figures it logs, with
+    the verdict on them where it changes. The line of an epoch is written before
+    its checkpoint, so that no saved epoch lacks its line; lines of epochs that
+    are done again are dropped. A folder that cannot be written is said, and
+    written once it can be.
 
     Args:
         run: `RunFolder`.
         batch_size: Int. Images a step, over all devices.
         epochs: Int. Of the whole run.
         say: Function that prints a line.
+        quality: `QualityMonitor` or None. Its histograms and views are for
+            TensorBoard.
     """
 
-    def __init__(self, run, batch_size, epochs, say=print):
+    def __init__(self, run, batch_size, epochs, say=print, quality=None):
         super().__init__()
         self.run = run
         self.batch_size = batch_size
         self.epochs = epochs
         self.say = say
+        self.quality = quality
+        self.tell = Teller(say)
         self.about = run.read("run.json")
         self.rows = None
-        self.writer = tf.summary.create_file_writer(str(run.path))
+        self.board = None
 
     def on_train_begin(self, logs=None):
         self.begin_time = time.perf_counter()
         self.epochs_here = 0
+        # What verdicts go by; the settings of a run hold the same.
+        self.judged_by = {
+            "queue_size": self.model.queue_size,
+            "batch_size": self.batch_size,
+            "symmetric": self.model.symmetric,
+        }
+        self.board = Board(
+            self.run.path,
+            {**self.run.settings, **self.judged_by},
+            self.quality and self.quality.grid(),
+        )
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.rows is None:
             self.rows = [r for r in self.run.metrics() if r["epoch"] <= epoch]
+            if self.rows:  # Said by the process before.
+                self.tell.last = judge(self.rows, self.judged_by).name
         self.epoch_time = self.last_batch_time = time.perf_counter()
         self.steps = 0
 
@@ -167,18 +188,26 @@ class RunLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         model = self.model
-        row = {"epoch": epoch + 1, **(logs or {})}
+        row = {"epoch": epoch + 1, "step": model.step_guard.steps}
+        row |= logs or {}
+        if "feature_std" in row:
+            row["feature_spread"] = feature_spread(
+                row["feature_std"], model.encoder.output_shape[-1]
+            )
         if float(model.contrast_top1.count.numpy()) > 0:
             row["contrast_top1"] = model.contrast_top1.result()
         row["learning_rate"] = model.optimizer.learning_rate
         row["key_momentum"] = model.key_momentum()
+        row |= self._queue_ages()
         train_seconds = self.last_batch_time - self.epoch_time
         row["images_per_second"] = self.steps * self.batch_size / train_seconds
         row["seconds"] = time.perf_counter() - self.epoch_time
         row = {name: _number(value) for name, value in row.items()}
+        if self.quality is not None:
+            row |= self.quality.histograms
         self.rows.append(row)
         try:
-            self._write(row)
+            self._write()
         except (OSError, tf.errors.OpError) as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
             self.say(
@@ -191,18 +220,32 @@ class RunLog(keras.callbacks.Callback):
         spent = time.perf_counter() - self.begin_time
         left = spent / self.epochs_here * (self.epochs - row["epoch"])
         self.say(terminal.epoch_line(row, self.epochs, left))
+        self.tell(judge(self.rows, self.judged_by))
 
-    def _write(self, row):
+    def _queue_ages(self):
+        model = self.model
+        if not model.queue_size:
+            return {}
+        mean, oldest = key_age(
+            int(model.step_guard.steps.numpy()),
+            self.batch_size * (1 + model.symmetric),
+            model.queue_size,
+        )
+        # The share of the key encoder that is left of the one it was then.
+        consistency = float(model.key_momentum()) ** oldest
+        return {
+            "key_age": mean,
+            "oldest_key_age": oldest,
+            "key_consistency": consistency,
+        }
+
+    def _write(self):
         # All lines: what could not be written before, or was deleted, too.
         text = "".join(json.dumps(row) + "\n" for row in self.rows)
         self.run.replace("metrics.jsonl", text)
         if not (self.run.path / "run.json").exists():
             self.run.write("run.json", self.about)
-        with self.writer.as_default(step=row["epoch"]):
-            for name, value in row.items():
-                if name != "epoch":
-                    tf.summary.scalar(name, value)
-        self.writer.flush()
+        self.board.write(self.rows)
 
 
 def open_run(run_dir, source, preset_name, settings, fresh=False, say=print):

@@ -72,7 +72,7 @@ def verdicts(rows, settings):
     The first that fits is given.
 
     Args:
-        rows: List of dicts, the lines of metrics.jsonl: `step` and `loss`, and
+        rows: List of dicts, the lines of metrics.jsonl: `loss`, `step`, and
             what else there is of the names above.
         settings: Dict of the run's `queue_size`, `batch_size` and `symmetric`.
 
@@ -91,7 +91,7 @@ def verdicts(rows, settings):
 def judge(rows, settings):
     """The `Verdict` on the last of the rows; see `verdicts`."""
     row, chance = rows[-1], chance_loss(settings)
-    start = rows[-2]["step"] if len(rows) > 1 else 0
+    start = _step(rows[-2]) if len(rows) > 1 else 0
     turnover = turnover_steps(settings)
     if _diverged(rows, chance, turnover):
         name = "diverged"
@@ -100,9 +100,9 @@ def judge(rows, settings):
         or row.get("feature_rank", math.inf) < COLLAPSED_RANK
     ):
         name = "collapsed"
-    elif turnover > (start + row["step"]) / 2:
+    elif turnover > (start + _step(row)) / 2:
         name = "filling"
-    elif row["step"] < max(STEPS, TURNOVERS * turnover):
+    elif _step(row) < max(STEPS, TURNOVERS * turnover):
         name = "learning"
     elif start >= turnover and abs(row["loss"] - chance) <= NEAR * chance:
         name = "at chance"
@@ -126,6 +126,11 @@ def turnover_steps(settings):
     return settings["queue_size"] / keys_per_step
 
 
+def _step(row):
+    # Logs of before 0.4 lack it: nothing that hangs on time is held back then.
+    return row.get("step", math.inf)
+
+
 def _diverged(rows, chance, turnover):
     loss = rows[-1]["loss"]
     if not math.isfinite(loss) or loss > 1.1 * chance:
@@ -134,7 +139,7 @@ def _diverged(rows, chance, turnover):
     losses = [
         row["loss"]
         for before, row in zip(rows, rows[1:], strict=False)
-        if before["step"] >= turnover
+        if _step(before) >= turnover
     ]
     best = min(losses, default=chance)
     return best < 0.9 * chance and loss - best > LOST * (chance - best)

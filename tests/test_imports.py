@@ -34,6 +34,7 @@ LADDER = [
     "export",
     "build",
     "bench",
+    "board",
     "terminal",
     "run",
     "scores",

@@ -50,7 +50,7 @@ def bench(images, preset, model=None, *, data=True, steps=20):
     step = _seconds_per_step(model, ready.with_options(options))
     figures["step_images_per_second"] = batch_size / step
     if data:
-        both = _seconds_per_step(model, _pairs(images, preset, steps + 2))
+        both = seconds_per_step(model, images, preset, steps)
         figures["pretrain_images_per_second"] = batch_size / both
         figures["data_wait"] = max(0.0, 1.0 - step / both)
     figures["momentum_update_ms"] = 1e3 * _median_seconds(
@@ -61,6 +61,18 @@ def bench(images, preset, model=None, *, data=True, steps=20):
         saves.set_model(model)
         figures["checkpoint_seconds"] = _median_seconds(saves.save, 3)
     return figures
+
+
+def seconds_per_step(model, images, preset, steps=20):
+    """Seconds of a step, data and all, on this machine: the median.
+
+    Args:
+        model: Compiled `MoCo`; it is trained by this.
+        images: `Images`.
+        preset: `Preset`; its batch size is used.
+        steps: Int >= 2. Steps that are measured, besides two that compile.
+    """
+    return _seconds_per_step(model, _pairs(images, preset, steps + 2))
 
 
 def bottleneck(figures):

@@ -267,6 +267,12 @@ def device_options(function):
     return split
 
 
+epochs_option = click.option("--epochs", type=int)
+steps_option = click.option(
+    "--steps-per-epoch", type=int, help="For short epochs."
+)
+
+
 @command
 @recipe_options
 @precision_option
@@ -279,8 +285,8 @@ def device_options(function):
     show_default=True,
     help="Seconds until a silent machine is given up.",
 )
-@click.option("--epochs", type=int)
-@click.option("--steps-per-epoch", type=int, help="For short epochs.")
+@epochs_option
+@steps_option
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--run-dir",
@@ -461,6 +467,37 @@ def bench(
         settings |= dataclasses.asdict(preset)
         text = json.dumps({**figures, "settings": settings}, indent=2)
         pathlib.Path(json_file).write_text(text + "\n")
+
+
+@command
+@recipe_options
+@precision_option
+@jit_option
+@device_options
+@epochs_option
+@steps_option
+@click.option("--run-dir", metavar="DIR", help="To look at its disk.")
+@click.option(
+    "--timed-steps",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Steps tried to foretell the time of the run; 0: none.",
+)
+def doctor(dataset, **options):
+    """Say what would go wrong with a run, before it starts.
+
+    The options are those of `pretrain`. Exit code 1: it would fail.
+    """
+    from keras_moco.doctor import doctor
+    from keras_moco.terminal import finding_line
+
+    failing = False
+    for finding in doctor(one_or_many(dataset), **options):
+        click.echo(finding_line(finding))
+        failing |= finding.mark == "problem"
+    if failing:
+        raise click.exceptions.Exit(1)
 
 
 @command

@@ -23,11 +23,13 @@ from keras_moco.build import (
     prepare,
 )
 from keras_moco.checkpoint import Checkpoint, refuse_version_0_2
+from keras_moco.checks import OK, check_machine, check_plan
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
 from keras_moco.data.labeled import labeled_dataset
 from keras_moco.data.pipeline import num_steps, pretrain_dataset
 from keras_moco.data.sources import load_images
+from keras_moco.doctor import look_at_machine, look_at_plan
 from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
@@ -191,6 +193,11 @@ def pretrain(
     with strategy.scope():
         model = build_model(preset, encoder, total_steps, precision, jit)
         say(terminal.plan_lines(images, preset_name, preset, model, steps))
+        plan = look_at_plan(images, preset, model, steps, precision, jit)
+    machine = look_at_machine(run.path)
+    for finding in check_machine(machine) + check_plan(preset, plan, machine):
+        if finding.mark != OK:
+            say(terminal.wrap(finding.text))
     encoder = model.encoder
     broken_before = len(images.broken)
 

@@ -63,33 +63,19 @@ def plan_lines(images, preset_name, preset, model, steps):
         )
     if images.broken:
         lines.append(broken_line(images.broken))
-    if preset.queue_size > len(images) / 10:
-        masked = "left out of" if preset.mask_same_image else "among"
-        lines.append(
-            "The queue is more than a tenth of the data: keys of the query's "
-            f"own image come up often and are {masked} its negatives "
-            f"(mask_same_image={str(preset.mask_same_image).lower()})."
-        )
-    if preset.batch_size > 1024 and preset.optimizer == "sgd":
-        lines.append(
-            "Batches above 1,024 train poorly with SGD: consider "
-            "--set optimizer=lars."
-        )
-    to_fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
-    total = steps * preset.epochs
-    if to_fill > total:
-        lines.append(
-            f"The queue will not fill: that takes {math.ceil(to_fill):,} "
-            f"steps, and there are {total:,}. Until then the loss looks better "
-            "than it is. Take a smaller one: --set queue_size="
-            f"{max(64, 2 ** int(math.log2(max(len(images) / 4, 1))))}"
-        )
-    elif to_fill > 1:
-        lines.append(
-            "The loss rises until the queue holds real keys, for about "
-            f"{math.ceil(to_fill):,} steps: that is expected."
-        )
     return "\n".join(map(wrap, lines))
+
+
+def finding_line(finding):
+    """One finding of `doctor`, its mark in front."""
+    return textwrap.fill(
+        finding.text,
+        80,
+        initial_indent=f"{finding.mark:9}",
+        subsequent_indent=" " * 9,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def baseline_line(knn_top1_pixels, knn_top1_untrained):

@@ -11,6 +11,7 @@ PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
     "presets",
     "recipes",
+    "checks",
     "losses",
     "schedules",
     "distribute",
@@ -36,6 +37,7 @@ LADDER = [
     "bench",
     "board",
     "terminal",
+    "doctor",
     "run",
     "scores",
     "report",

@@ -96,7 +96,7 @@ def main(
 
     recipe = FINETUNE.replace(labels=parse_share(labels), **numbers)
     if picture:
-        km.report.check_picture(picture)
+        km.pictures.check_picture(picture)
     if image_size is None:
         image_size = km.trained_image_size(encoder)
     train, test, names = km.labeled_images(dataset, image_size, data_dir)
@@ -111,8 +111,8 @@ def main(
         run_dir=run_dir,
         export_to=export_to,
     )
-    click.echo(km.report.result_lines("finetuned", result))
-    km.save_report(
+    click.echo(km.results.result_lines("finetuned", result))
+    km.save_results(
         {"finetuned": result},
         names,
         json=json_file,

@@ -89,7 +89,7 @@ def main(
     import keras_moco as km
 
     if picture:
-        km.report.check_picture(picture)
+        km.pictures.check_picture(picture)
     if run_dir and protocol == "features":
         raise UserError("--run-dir is of --protocol augmented.")
     numbers = {k: v for k, v in numbers.items() if v is not None}
@@ -132,8 +132,8 @@ def main(
     results = {}
     for name, model in encoders.items():
         results[name] = probe(name, model)
-        click.echo(km.report.result_lines(name, results[name]))
-    km.save_report(
+        click.echo(km.results.result_lines(name, results[name]))
+    km.save_results(
         results,
         names,
         json=json_file,

@@ -147,12 +147,11 @@ def search(model, images, bank, asked, size, rows, k, seed):
 
     def one(place):
         number = images.kept[place]
-        label = None
-        if bank.labels is not None:
-            label = int(bank.labels[place])
-            label = images.class_names[label] if images.class_names else label
-        image = images.decode(number)
-        return {"image": image, "name": bank.names[place], "label": label}
+        return {
+            "image": images.decode(number),
+            "name": bank.names[place],
+            "label": images.class_of(number),
+        }
 
     if asked is None:
         order = np.random.default_rng(seed).permutation(len(bank.names))

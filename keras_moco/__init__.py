@@ -33,7 +33,7 @@ _HOME = {
     "Recipe": "recipes",
     "LINEAR_PROBE": "recipes",
     "FINETUNE": "recipes",
-    "save_report": "report",
+    "save_results": "results",
     "knn_accuracy": "evaluate",
     "Checkpoint": "checkpoint",
     "Guard": "guards",

@@ -1,17 +1,13 @@
 """A run as TensorBoard shows it: `tensorboard --logdir RUN`."""
 
-import math
-
 import numpy as np
 import tensorflow as tf
-from PIL import Image
-from tensorboard.plugins import projector
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalar
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import api as hparams
 
-from keras_moco.quality import BINS, CHUNK
+from keras_moco.quality import BINS
 from keras_moco.verdict import chance_loss, judge
 
 GROUPS = {
@@ -44,7 +40,6 @@ GROUPS = {
     "speed": ("images_per_second", "seconds"),
 }
 TAGS = {name: f"{group}/{name}" for group in GROUPS for name in GROUPS[group]}
-THUMBNAIL = 32  # Pixels of an image in the projector.
 
 
 class Board:
@@ -141,75 +136,3 @@ def _loss_and_chance():
     chart = layout_pb2.Chart(title="loss and chance", multiline=content)
     category = layout_pb2.Category(title="loss", chart=[chart])
     return custom_scalar.pb(layout_pb2.Layout(category=[category]))
-
-
-def write_projector(folder, encoder, images, size, count=1000, seed=0):
-    """Writes features, labels and thumbnails for the embedding projector.
-
-    Args:
-        folder: `pathlib.Path` of the run.
-        encoder: `keras.Model`, run in inference mode.
-        images: `Images`; labels and names are shown where there are any.
-        size: Int. Side in pixels that the encoder sees.
-        count: Int. Images at most. Defaults to 1000.
-        seed: Int. Chooses them. Defaults to 0.
-
-    Example:
-        >>> write_projector(pathlib.Path("runs/first"), encoder, images, 32)
-    """
-    place = folder / "projector"
-    place.mkdir(parents=True, exist_ok=True)
-    chosen, squares = [], []
-    for index, image in images.sample(count, seed):
-        chosen.append(index)
-        squares.append(_square(image, size))
-    features = []
-    for start in range(0, len(chosen), CHUNK):
-        batch = np.stack(squares[start : start + CHUNK]) / np.float32(255.0)
-        features.append(np.float32(encoder(batch, training=False)))
-    np.savetxt(
-        place / "features.tsv", np.concatenate(features), "%.5g", delimiter="\t"
-    )
-    lines = ["label\timage"] + [_label(images, index) for index in chosen]
-    (place / "metadata.tsv").write_text("\n".join(lines) + "\n", "utf-8")
-    _sprite(squares).save(place / "sprite.png")
-    config = projector.ProjectorConfig()
-    embedding = config.embeddings.add()
-    embedding.tensor_name = "features"
-    embedding.tensor_path = "projector/features.tsv"
-    embedding.metadata_path = "projector/metadata.tsv"
-    embedding.sprite.image_path = "projector/sprite.png"
-    embedding.sprite.single_image_dim.extend([THUMBNAIL, THUMBNAIL])
-    projector.visualize_embeddings(str(folder), config)
-
-
-def _square(image, size):
-    """The largest square in the middle of an image, resized."""
-    image = Image.fromarray(np.asarray(image))
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box)
-
-
-def _label(images, index):
-    label = "-"
-    if images.labels is not None:
-        label = int(images.labels[index])
-        if images.class_names:
-            label = images.class_names[label]
-    # A tab or a line break in a file's name would begin another cell.
-    return "\t".join(
-        " ".join(str(cell).split()) for cell in (label, images.name(index))
-    )
-
-
-def _sprite(squares):
-    """All thumbnails in one square picture, row by row."""
-    side = math.ceil(math.sqrt(len(squares)))
-    sprite = Image.new("RGB", (side * THUMBNAIL, side * THUMBNAIL), "white")
-    for number, square in enumerate(squares):
-        row, column = divmod(number, side)
-        thumbnail = square.resize((THUMBNAIL, THUMBNAIL))
-        sprite.paste(thumbnail, (column * THUMBNAIL, row * THUMBNAIL))
-    return sprite

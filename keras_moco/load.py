@@ -74,29 +74,35 @@ def load_run(run_dir):
             user's own, which the folder does not describe.
     """
     path = pathlib.Path(run_dir)
-    if not (path / "run.json").is_file():
-        raise ValueError(f"{path} is no run folder: it holds no run.json.")
+    run = RunFolder(path, None)
     if not checkpoints(path / FOLDER):
         raise ValueError(f"The run in {path} has no checkpoint yet.")
-    run = RunFolder(path, None)
-    settings = run.settings
-    fields = {field.name for field in dataclasses.fields(Preset)}
-    preset = Preset(
-        summary="",
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.items()
-            if name in fields
-        },
-    )
+    preset = run_preset(run)
     if preset.encoder not in encoder_names():
         raise ValueError(
             f"The encoder {preset.encoder!r} of {path} was not built by name: "
             "rebuild it in Python; Checkpoint(run).restore(moco) loads it."
         )
-    model = build_model(preset, None, 1, settings["precision"])
+    model = build_model(preset, None, 1, run.settings["precision"])
     Checkpoint(path).restore(model)
     return model, run, int(model.optimizer.iterations.numpy())
+
+
+def run_preset(run):
+    """The `Preset` of a run, of the settings in its folder.
+
+    Args:
+        run: `RunFolder`.
+    """
+    fields = {field.name for field in dataclasses.fields(Preset)}
+    return Preset(
+        summary="",
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in run.settings.items()
+            if name in fields
+        },
+    )
 
 
 def trained_image_size(place):

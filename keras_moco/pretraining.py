@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_moco import distribute, terminal
 from keras_moco.augment import device_views
-from keras_moco.board import write_projector
 from keras_moco.build import (
     JIT,
     PRECISIONS,
@@ -34,6 +33,7 @@ from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
 from keras_moco.load import load_run
+from keras_moco.projector import write_projector
 from keras_moco.quality import QualityMonitor
 from keras_moco.run import (
     RunFolder,
@@ -281,8 +281,8 @@ def pretrain(
         run.write("result.json", result)
         try:
             write_projector(run.path, encoder, images, preset.image_size)
-        except OSError as error:
-            warn(f"No embedding projector: {error.strerror or error}")
+        except (OSError, ValueError) as error:  # A full disk; a stream.
+            warn(f"No embedding projector: {error}")
     if len(images.broken) > broken_before:
         say(terminal.broken_line(images.broken))
     say(terminal.result_lines(result))

@@ -3,11 +3,11 @@
 import pathlib
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from keras_moco import augment
 from keras_moco.data.pipeline import natural_size
+from keras_moco.pictures import check_picture
 
 OPERATIONS = ("b", "c", "s", "h")  # By number: brightness, contrast, ...
 
@@ -34,17 +34,19 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
     Example:
         >>> preview(load_images("photos/"), PRESETS["moco_v2"], "views.png")
     """
+    path = pathlib.Path(path)
+    check_picture(path)
+    figure = view_grid(images, preset, rows=rows, pairs=pairs, seed=seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def view_grid(images, preset, *, rows=6, pairs=3, seed=0):
+    """The picture of `preview`, as a matplotlib `Figure`."""
     if rows < 1 or pairs < 1 or seed < 0:
         raise ValueError(
             "`rows` and `pairs` must be at least 1, `seed` at least 0. "
             f"Received: rows={rows}, pairs={pairs}, seed={seed}"
-        )
-    path = pathlib.Path(path)
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix[1:] not in known:
-        raise ValueError(
-            f"A picture ends in one of {', '.join(sorted(known))}. "
-            f"Received: {path}"
         )
     size = preset.image_size or natural_size(images)
     chosen = list(images.sample(rows, seed))
@@ -71,8 +73,7 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
     for axis, title in zip(grid[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
     figure.tight_layout(pad=0.4)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def caption(drawn, shape):

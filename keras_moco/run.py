@@ -35,7 +35,7 @@ class RunFolder:
     Args:
         path: Str or path.
         settings: Dict. Everything that decides the run's result. None takes
-            those of the run that is there, to read it.
+            those of the run that is there, only to read it.
 
     Raises:
         ValueError: It cannot be written, holds other files, or a run with
@@ -50,6 +50,10 @@ class RunFolder:
         # What JSON makes of them (tuples are lists), to compare like with like.
         self.settings = json.loads(json.dumps(settings))
         if settings is None:
+            if not (self.path / "run.json").is_file():
+                raise ValueError(
+                    f"{self.path} is no run folder: it holds no run.json."
+                )
             self.settings = self.read("run.json").get("settings") or {}
         else:
             self.check()
@@ -117,15 +121,18 @@ class RunFolder:
             draft.unlink(missing_ok=True)
 
     def metrics(self):
-        """The lines of metrics.jsonl, as dicts, up to one that broke off."""
+        """The lines of metrics.jsonl, as dicts, up to the first broken one."""
         path = self.path / "metrics.jsonl"
         rows = []
         if path.exists():
             for line in path.read_text(errors="replace").splitlines():
                 try:
-                    rows.append(json.loads(line))
+                    row = json.loads(line)
                 except json.JSONDecodeError:
                     break
+                if not isinstance(row, dict) or "epoch" not in row:
+                    break
+                rows.append(row)
         return rows
 
 

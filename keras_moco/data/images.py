@@ -106,6 +106,13 @@ class Images:
         del min_side
         return self.array[index]
 
+    def class_of(self, index):
+        """The name or number of an image's class, as a str; None without."""
+        if self.labels is None or self.labels[index] < 0:
+            return None
+        label = int(self.labels[index])
+        return self.class_names[label] if self.class_names else str(label)
+
     def sample(self, count, seed):
         """Yields up to `count` pairs of index and image, drawn by `seed`."""
         order = np.random.default_rng(seed).permutation(len(self))

@@ -9,9 +9,9 @@ import textwrap
 
 import numpy as np
 import tensorflow as tf
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from tensorboard.plugins.hparams import api as hparams
+
+from keras_moco.pictures import check_picture, draw_confusion
 
 
 def result_lines(name, result):
@@ -45,7 +45,7 @@ def result_lines(name, result):
     return f"{name:10} " + "\n".join(wrapped)[len(indent) :]
 
 
-def save_report(results, names, *, json=None, picture=None, tensorboard=None):
+def save_results(results, names, *, json=None, picture=None, tensorboard=None):
     """Writes a result, with those to compare it with, wherever it is wanted.
 
     Args:
@@ -64,7 +64,7 @@ def save_report(results, names, *, json=None, picture=None, tensorboard=None):
         ValueError: A picture of another kind.
 
     Example:
-        >>> save_report({"encoder": result}, names, json="probe.json")
+        >>> save_results({"encoder": result}, names, json="probe.json")
     """
     first, *others = results
     if json:
@@ -83,53 +83,6 @@ def save_report(results, names, *, json=None, picture=None, tensorboard=None):
         for name, result in results.items():
             folder = pathlib.Path(tensorboard, name.replace(" ", "_"))
             _write_events(result, names, folder)
-
-
-def check_picture(path):
-    """Raises unless a picture can be written under that name."""
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if pathlib.Path(path).suffix[1:] not in known:
-        raise ValueError(
-            f"A picture ends in one of {', '.join(sorted(known))}. "
-            f"Received: {path}"
-        )
-
-
-def draw_confusion(confusion, names):
-    """The share of each true class (row) that got each answer, as a figure.
-
-    Args:
-        confusion: Int array (classes, classes), true class by answer.
-        names: List of str. Of the classes.
-
-    Returns:
-        `matplotlib.figure.Figure`.
-    """
-    counts = np.array(confusion)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = 2.0 + 0.35 * min(len(names), 100)
-    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    image = axis.imshow(100 * shares, vmin=0, vmax=100, cmap="cividis")
-    figure.colorbar(image, ax=axis, label="% of the class", shrink=0.8)
-    axis.set(xlabel="answer", ylabel="class")
-    ticks = range(len(names))
-    if len(names) <= 30:
-        axis.set_xticks(ticks, names, rotation=90, fontsize=8)
-        axis.set_yticks(ticks, names, fontsize=8)
-        for row, column in np.ndindex(shares.shape):
-            share = 100 * shares[row, column]
-            axis.text(
-                column,
-                row,
-                f"{share:.0f}",
-                ha="center",
-                va="center",
-                fontsize=6,
-                color="black" if share > 60 else "white",
-            )
-    return figure
 
 
 def _by_name(result, names):

@@ -37,7 +37,7 @@ GROUPS = {
         "key_query_drift",
     ),
     "schedule": ("learning_rate", "key_momentum", "step"),
-    "speed": ("images_per_second", "seconds"),
+    "speed": ("images_per_second", "data_wait", "seconds"),
 }
 TAGS = {name: f"{group}/{name}" for group in GROUPS for name in GROUPS[group]}
 

@@ -336,21 +336,33 @@ steps_option = click.option(
     metavar="stop|skip",
     help="When a loss is not finite: stop, or skip the step (10 at most).",
 )
-def pretrain(dataset, **options):
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    metavar="text|json",
+    help="What is printed: text, or one JSON object a line.",
+)
+def pretrain(dataset, quiet, **options):
     """Pretrain an encoder on unlabelled images and export it."""
     from keras_moco.distribute import WorkerLost
     from keras_moco.pretraining import pretrain
 
     try:
-        result = pretrain(one_or_many(dataset), **options)
+        result = pretrain(one_or_many(dataset), verbose=not quiet, **options)
     except WorkerLost as error:
         UserError(" ".join(str(error).split())).show()
         leave(UserError.exit_code)
     if not result:  # Another machine has it.
         return
+    for_people = not quiet and options["log_format"] == "text"
     if "stopped" in result:
-        click.echo(f"Go on    {go_on_command(result['run'])}")
+        if for_people:
+            click.echo(f"Go on    {go_on_command(result['run'])}")
         leave(0)
+    if not for_people:
+        return
     export = result["export"]
     if "knn_top1" in result:
         data = " ".join(f"--dataset {name}" for name in dataset or ["shapes"])

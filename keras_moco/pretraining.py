@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import math
 import re
 import statistics
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_moco import distribute, terminal
@@ -44,6 +46,8 @@ from keras_moco.run import (
     peak_memory_mb,
 )
 
+VOICES = {"text": terminal.say_text, "json": terminal.say_json}
+
 
 def pretrain(
     dataset="shapes",
@@ -72,6 +76,7 @@ def pretrain(
     fresh=False,
     on_nan="stop",
     verbose=True,
+    log_format="text",
 ):
     """Pretrains an encoder on unlabelled images and exports it.
 
@@ -117,6 +122,8 @@ def pretrain(
         on_nan: "stop" or "skip": what follows a loss or gradient that is not
             finite, see `Guard`.
         verbose: Bool. Report to the terminal.
+        log_format: "text" for people, or "json": one JSON object a line, each
+            with a `text`, and with the figures of epochs, verdicts and result.
 
     Returns:
         Dict, empty but on the first machine. After a signal (SIGTERM, SIGINT,
@@ -134,6 +141,7 @@ def pretrain(
         >>> encoder = keras_moco.load_encoder(result["export"])
     """
     _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch)
+    check_choice("log_format", log_format, VOICES)
     cadence = parse_cadence(checkpoint_every)
     if encoder is not None and not isinstance(encoder, (str, keras.Model)):
         raise ValueError(
@@ -143,7 +151,7 @@ def pretrain(
     strategy = distribute.choose_strategy(devices, worker_timeout)
     chief = distribute.is_chief(strategy)
     verbose = verbose and chief
-    say = print if verbose else lambda *_: None
+    say = VOICES[log_format] if verbose else terminal.say_nothing
     with strategy.scope():
         preset_name, preset, images, source = prepare(
             dataset,
@@ -173,7 +181,7 @@ def pretrain(
     result = run.read("result.json")
     if "export" in result:
         say(f"The run in {run.path} is finished already; this is its result.")
-        say(terminal.result_lines(result))
+        say(terminal.result_lines(result), **result)
         return result
     knn_data = ()
     if knn_every and chief:
@@ -197,7 +205,7 @@ def pretrain(
     machine = look_at_machine(run.path)
     for finding in check_machine(machine) + check_plan(preset, plan, machine):
         if finding.mark != OK:
-            say(terminal.wrap(finding.text))
+            say(terminal.wrap(finding.text), mark=finding.mark)
     encoder = model.encoder
     broken_before = len(images.broken)
 
@@ -214,17 +222,22 @@ def pretrain(
             run = RunFolder(scratch, settings)
         baselines = _begin(run, settings, encoder, knn_data)
         if baselines:
-            say(terminal.baseline_line(**baselines))
+            say(terminal.baseline_line(**baselines), **baselines)
         quality = None
         if chief:
-            quality = QualityMonitor(_fixed_views(images, preset, seed))
-        log = RunLog(run, preset.batch_size, preset.epochs, say, quality)
+            quality = QualityMonitor(_fixed_views(images, preset, seed, steps))
+        passes = None
+        if strategy.num_replicas_in_sync == 1:  # Else others read ahead.
+            passes = pairs.passes
+        log = RunLog(
+            run, preset.batch_size, preset.epochs, say, quality, passes
+        )
         callbacks = [guard, log, checkpoint]
         if quality:
             callbacks.insert(0, quality)
         if knn_data:
             callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
-        if verbose and sys.stdout.isatty():
+        if verbose and log_format == "text" and sys.stdout.isatty():
             callbacks.insert(0, terminal.LossBar())
         try:
             model.fit(
@@ -285,7 +298,7 @@ def pretrain(
             warn(f"No embedding projector: {error}")
     if len(images.broken) > broken_before:
         say(terminal.broken_line(images.broken))
-    say(terminal.result_lines(result))
+    say(terminal.result_lines(result), **result)
     return result
 
 
@@ -320,18 +333,18 @@ def _pairs(images, preset, seed, augment, steps, strategy):
     return whole, {"steps_per_epoch": steps}  # It has no length.
 
 
-def _fixed_views(images, preset, seed):
+def _fixed_views(images, preset, seed, steps_per_epoch):
     """Views that the features of all epochs are measured on."""
-    # A 64th of the data at most: that takes less than 3 % of an epoch.
-    count = min(256, max(32, len(images) // 64), len(images))
-    batch_size = min(32, count)
-    return pretrain_dataset(
-        images,
-        preset,
-        batch_size=batch_size,
-        seed=seed,
-        steps_per_epoch=count // batch_size,
+    # A 64th of an epoch: that takes less than 3 % of its time.
+    count = min(256, max(32, steps_per_epoch * preset.batch_size // 64))
+    # In batches of the run's own size, whose views are compiled anyway.
+    batch_size = min(256, max(2, preset.batch_size))
+    steps = min(math.ceil(count / batch_size), len(images) // batch_size)
+    pairs = pretrain_dataset(
+        images, preset, None, batch_size, seed, steps_per_epoch=steps
     )
+    queries, keys, _ = zip(*pairs.as_numpy_iterator(), strict=True)
+    return [np.concatenate(views)[:count] for views in (queries, keys)]
 
 
 def _begin(run, settings, encoder, knn_data):

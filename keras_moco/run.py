@@ -26,7 +26,7 @@ from keras_moco import terminal
 from keras_moco.board import Board
 from keras_moco.export import check_export_folder, check_writable, read_card
 from keras_moco.quality import feature_spread, key_age
-from keras_moco.verdict import Teller, judge
+from keras_moco.verdict import judge
 
 
 class RunFolder:
@@ -149,19 +149,30 @@ class RunLog(keras.callbacks.Callback):
         run: `RunFolder`.
         batch_size: Int. Images a step, over all devices.
         epochs: Int. Of the whole run.
-        say: Function that prints a line.
+        say: Function of a text and, by name, of the figures in it; see
+            `terminal.say_text`.
         quality: `QualityMonitor` or None. Its histograms and views are for
             TensorBoard.
+        passes: `Passes` of the dataset, or None. What they waited is logged.
     """
 
-    def __init__(self, run, batch_size, epochs, say=print, quality=None):
+    def __init__(
+        self,
+        run,
+        batch_size,
+        epochs,
+        say=terminal.say_text,
+        quality=None,
+        passes=None,
+    ):
         super().__init__()
         self.run = run
         self.batch_size = batch_size
         self.epochs = epochs
         self.say = say
         self.quality = quality
-        self.tell = Teller(say)
+        self.passes = passes
+        self.verdict = "learning"  # That it learns nobody has to be told.
         self.about = run.read("run.json")
         self.rows = None
         self.board = None
@@ -185,7 +196,8 @@ class RunLog(keras.callbacks.Callback):
         if self.rows is None:
             self.rows = [r for r in self.run.metrics() if r["epoch"] <= epoch]
             if self.rows:  # Said by the process before.
-                self.tell.last = judge(self.rows, self.judged_by).name
+                self.verdict = judge(self.rows, self.judged_by).name
+        self.waited = self.passes.waited if self.passes else 0.0
         self.epoch_time = self.last_batch_time = time.perf_counter()
         self.steps = 0
 
@@ -208,6 +220,9 @@ class RunLog(keras.callbacks.Callback):
         row |= self._queue_ages()
         train_seconds = self.last_batch_time - self.epoch_time
         row["images_per_second"] = self.steps * self.batch_size / train_seconds
+        if self.passes:
+            waited = self.passes.waited - self.waited
+            row["data_wait"] = min(1.0, waited / train_seconds)
         row["seconds"] = time.perf_counter() - self.epoch_time
         row = {name: _number(value) for name, value in row.items()}
         if self.quality is not None:
@@ -226,8 +241,16 @@ class RunLog(keras.callbacks.Callback):
         self.epochs_here += 1
         spent = time.perf_counter() - self.begin_time
         left = spent / self.epochs_here * (self.epochs - row["epoch"])
-        self.say(terminal.epoch_line(row, self.epochs, left))
-        self.tell(judge(self.rows, self.judged_by))
+        self.say(
+            terminal.epoch_line(row, self.epochs, left),
+            **{k: v for k, v in row.items() if not isinstance(v, list)},
+            epochs=self.epochs,
+            seconds_left=round(left),
+        )
+        verdict = judge(self.rows, self.judged_by)
+        if verdict.name != self.verdict:
+            self.verdict = verdict.name
+            self.say(terminal.wrap(str(verdict)), verdict=verdict.name)
 
     def _queue_ages(self):
         model = self.model

@@ -1,5 +1,6 @@
 """What a run says in the terminal, within 80 columns."""
 
+import json
 import math
 import textwrap
 
@@ -8,6 +9,26 @@ import keras
 from keras_moco import distribute
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.layers import groups_per_replica
+
+
+def say_text(text, **figures):
+    """Prints a text for people; at once, also where a file takes it."""
+    print(text, flush=True)
+
+
+def say_json(text, **figures):
+    """Prints one line for programs: a JSON object of text and figures.
+
+    Args:
+        text: Str. Its lines become one.
+        **figures: What JSON takes.
+    """
+    line = {"text": " ".join(text.split()), **figures}
+    print(json.dumps(line), flush=True)
+
+
+def say_nothing(text, **figures):
+    """Prints nothing."""
 
 
 def plan_lines(images, preset_name, preset, model, steps):
@@ -103,9 +124,11 @@ def epoch_line(row, epochs, seconds_left):
     if row.get("queue_fill", 1.0) < 1.0:
         parts.append(f"queue {100 * row['queue_fill']:.0f} %")
     parts.append(f"{row['images_per_second']:.0f} img/s")
+    if row.get("data_wait", 0.0) >= 0.05:  # Of the training, for data.
+        parts.append(f"wait {100 * row['data_wait']:.0f} %")
     if seconds_left:
         parts.append(f"{duration(seconds_left)} left")
-    return "  ".join(parts)
+    return wrap("  ".join(parts))
 
 
 def result_lines(result):

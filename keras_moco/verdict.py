@@ -157,20 +157,3 @@ def _is_shortcut(rows):
         # What is good from the beginning has no need to rise.
         return len(knn) >= 3 and knn[-1] - knn[0] < FLAT and knn[-1] < 0.9
     return abs(row.get("negative_similarity", 1.0)) < 0.1
-
-
-class Teller:
-    """Says a verdict when it is another than the one before.
-
-    Args:
-        say: Function that prints a line.
-    """
-
-    def __init__(self, say):
-        self.say = say
-        self.last = "learning"  # Nobody has to be told.
-
-    def __call__(self, verdict):
-        if verdict.name != self.last:
-            self.last = verdict.name
-            self.say(str(verdict))

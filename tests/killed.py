@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 import keras_moco as km  # noqa: E402
-from keras_moco import distribute, state  # noqa: E402
+from keras_moco import distribute, state, terminal  # noqa: E402
 from keras_moco.run import RunFolder, RunLog  # noqa: E402
 
 EPOCHS = 12
@@ -59,7 +59,7 @@ def train_array(out, name, devices):
         model.compile(km.SGD(0.05))
     run = RunFolder(out / name, {})
     run.write("run.json", {})
-    log = RunLog(run, 6, EPOCHS, say=lambda line: None)
+    log = RunLog(run, 6, EPOCHS, say=terminal.say_nothing)
     saves = km.Checkpoint(run.path, every_steps=2, say=lambda line: None)
     model.fit(pairs, epochs=EPOCHS, callbacks=[saves, log], verbose=0)
 

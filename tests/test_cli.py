@@ -80,6 +80,8 @@ def test_pretrain_knn_and_export_from_the_shell(tmp_path):
     assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "knn.json").read_text())["knn_top1"]
     assert measured == pytest.approx(result["knn_top1"], abs=0.002)
+    again = keras_moco("pretrain", *SMALL, "--quiet")
+    assert (again.returncode, again.stdout + again.stderr) == (0, "")
     done = keras_moco("export", "runs/shapes-demo", "--to", "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "saved_model.pb").is_file()

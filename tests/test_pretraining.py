@@ -41,8 +41,12 @@ def files(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
 
 
-def test_a_run_leaves_its_folder_and_an_export(tmp_path, small_shapes):
-    result = km.pretrain(**SMALL)
+def test_a_run_leaves_its_folder_and_an_export(tmp_path, small_shapes, capsys):
+    result = km.pretrain(**{**SMALL, "verbose": True}, log_format="json")
+    lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [line["epoch"] for line in lines if "epoch" in line] == [1, 2]
+    assert lines[-1]["export"] == result["export"]
+    assert all(line["text"] for line in lines)
     run = tmp_path / "runs" / "shapes-demo"
     names = {path.name for path in run.iterdir()}
     assert {"run.json", "metrics.jsonl", "result.json"} <= names
@@ -66,6 +70,8 @@ def test_a_run_leaves_its_folder_and_an_export(tmp_path, small_shapes):
     rows = (run / "metrics.jsonl").read_text().splitlines()
     last = json.loads(rows[-1])
     assert (last["epoch"], last["knn_top1"]) == (2, result["knn_top1"])
+    assert {"alignment", "positive_histogram", "data_wait"} <= set(last)
+    assert (run / "projector" / "sprite.png").is_file()
     encoder = km.load_encoder(result["export"])
     assert encoder.output_shape == (None, 16)
     card = json.loads((tmp_path / result["export"] / "card.json").read_text())
@@ -79,7 +85,8 @@ def test_the_same_seed_gives_the_same_metrics(small_shapes):
         with open(f"{run}/metrics.jsonl") as lines:
             rows = [json.loads(line) for line in lines]
         for row in rows:
-            del row["seconds"], row["images_per_second"]
+            for name in ("seconds", "images_per_second", "data_wait"):
+                row.pop(name, None)
         return rows
 
     assert values(runs[0]) == values(runs[1])

@@ -7,6 +7,7 @@ import pytest
 
 import keras_moco as km
 from keras_moco.run import RunFolder, RunLog, open_run
+from keras_moco.verdict import Verdict
 
 SETTINGS = {"seed": 0, "crop_scale": (0.2, 1.0)}
 
@@ -16,7 +17,7 @@ def moco(encoder, pairs, run, epochs=2, callbacks=(), lines=None):
     model = km.MoCo(encoder, km.projection_head(4, 4), queue_size=16)
     model.compile(km.SGD(0.05))
     run.write("run.json", {"settings": run.settings})
-    log = RunLog(run, 6, epochs, lines.append)
+    log = RunLog(run, 6, epochs, lambda line, **_: lines.append(line))
     saves = km.Checkpoint(run.path, say=lines.append)
     callbacks = [log, *callbacks, saves]
     model.fit(pairs, epochs=epochs, callbacks=callbacks, verbose=0)
@@ -55,6 +56,22 @@ def test_metrics_hold_one_line_an_epoch(tmp_path, tiny_encoder, random_pairs):
     assert rows[0]["key_consistency"] == pytest.approx(0.999**3)
     spread = rows[0]["feature_std"] * 4**0.5
     assert rows[0]["feature_spread"] == pytest.approx(spread)
+
+
+def test_a_verdict_is_said_where_it_changes(
+    tmp_path, tiny_encoder, random_pairs, monkeypatch
+):
+    """And not again by a process that goes on."""
+    told = ["learning", "at chance", "at chance", "at chance", "learning"]
+    monkeypatch.setattr(
+        "keras_moco.run.judge",
+        lambda rows, settings: Verdict(told[len(rows) - 1], "So it is."),
+    )
+    run, lines = RunFolder(tmp_path / "run", SETTINGS), []
+    for epochs in (2, 5):
+        moco(tiny_encoder(), random_pairs(), run, epochs, lines=lines)
+    said = [line for line in lines if line.endswith("So it is.")]
+    assert said == ["at chance: So it is.", "learning: So it is."]
 
 
 def test_contrast_top1_waits_for_a_full_queue(

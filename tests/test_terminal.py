@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 import keras_moco as km
@@ -27,6 +29,25 @@ def test_the_line_of_an_epoch_fits_80_columns():
     assert len(line) <= 80, line
     for part in ("epoch 100/1000", "kNN 81.2 %", "queue 50 %", "34 d 17 h"):
         assert part in line
+
+
+def test_waiting_for_data_is_said_where_it_matters():
+    row = {"epoch": 1, "loss": 1.0, "images_per_second": 9.0}
+    assert "wait 12 %" in terminal.epoch_line({**row, "data_wait": 0.12}, 2, 3)
+    assert "wait" not in terminal.epoch_line({**row, "data_wait": 0.04}, 2, 3)
+
+
+def test_lines_for_programs_are_json_with_their_figures(capsys):
+    terminal.say_json("epoch 1/2\n  loss 0.5", epoch=1, loss=0.5)
+    terminal.say_text("epoch 1/2", epoch=1)
+    terminal.say_nothing("epoch 1/2", epoch=1)
+    first, second = capsys.readouterr().out.splitlines()
+    assert json.loads(first) == {
+        "text": "epoch 1/2 loss 0.5",
+        "epoch": 1,
+        "loss": 0.5,
+    }
+    assert second == "epoch 1/2"
 
 
 def plan(tiny_encoder, **changes):

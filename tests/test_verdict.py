@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import keras_moco as km
 from keras_moco.run import RunFolder, RunLog
-from keras_moco.verdict import Teller, chance_loss, turnover_steps
+from keras_moco.terminal import say_nothing
+from keras_moco.verdict import chance_loss, turnover_steps
 
 CIFAR = {"queue_size": 4096, "batch_size": 512, "symmetric": False}
 CHANCE = math.log(4097)
@@ -138,19 +139,6 @@ def test_a_momentum_that_has_risen_to_1_is_no_frozen_encoder():
     assert names(risen)[-1] == "learning"
 
 
-def test_a_verdict_is_said_once_a_change():
-    said = []
-    tell = Teller(said.append)
-    rows = curve([7.7, CHANCE, CHANCE, CHANCE, 7.7, CHANCE])
-    for verdict in km.verdicts(rows, CIFAR):
-        tell(verdict)
-    assert [line.split(":")[0] for line in said] == [
-        "at chance",
-        "learning",
-        "at chance",
-    ]
-
-
 def encoder(batch_norm=True):
     layers = [keras.Input((8, 8, 3)), keras.layers.Conv2D(8, 3)]
     if batch_norm:
@@ -197,7 +185,7 @@ def judged(tmp_path_factory):
         run = RunFolder(folder, settings)
         run.write("run.json", {"settings": settings})
         quality = km.QualityMonitor(noisy(noise))
-        log = RunLog(run, 16, epochs, lambda line: None, quality)
+        log = RunLog(run, 16, epochs, say_nothing, quality)
         model.fit(
             noisy(noise).repeat(13),
             epochs=epochs,

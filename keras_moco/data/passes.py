@@ -1,6 +1,7 @@
 """The order of the images, and how a pipeline starts anywhere in it."""
 
 import numpy as np
+import tensorflow as tf
 
 
 def draw_order(seed, epoch, rows):
@@ -28,6 +29,7 @@ class Passes:
             or None where they are known only once they are read.
 
     Attributes:
+        waited: Float. Seconds that whoever reads has waited for batches.
         start_at: Function of (epoch, step) -> the same dataset from there on.
             Of unknown length where the step is not 0.
     """
@@ -38,9 +40,33 @@ class Passes:
         self.identity = identity
         self.names = names
         self.start_at = None
+        self.waited = 0.0
 
     def begin(self):
         """Returns (epoch, first step) of the pass that begins now."""
         epoch, step = self.place
         self.place = epoch + 1, 0
         return epoch, step
+
+    def clocked(self, dataset):
+        """The same dataset; adds up in `waited` how long a batch takes to come.
+
+        Args:
+            dataset: `tf.data.Dataset` of tuples, as it is read.
+        """
+
+        def note(seconds):
+            self.waited += float(seconds)
+            return np.int64(0)
+
+        def came(asked, *batch):
+            noted = tf.numpy_function(note, [tf.timestamp() - asked], tf.int64)
+            with tf.control_dependencies([noted]):
+                return tuple(map(tf.identity, batch))
+
+        # A zip asks its parts one after the other, this one first.
+        asked = tf.data.Dataset.from_tensors(0.0).repeat()
+        asked = asked.map(lambda _: tf.timestamp())
+        return tf.data.Dataset.zip(asked, dataset).map(
+            lambda asked, batch: came(asked, *batch)
+        )

@@ -120,7 +120,7 @@ def pretrain_dataset(
         passes.place = epoch, step
         # The pass of a generator has no length of its own.
         length = tf.data.experimental.assert_cardinality(steps)
-        dataset = steady(pairs if step else pairs.apply(length))
+        dataset = passes.clocked(steady(pairs if step else pairs.apply(length)))
         dataset.passes = passes
         return dataset
 

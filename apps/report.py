@@ -203,6 +203,14 @@ def curves(runs):
             (),
             (),
         ),
+        (
+            "Directions that features span",
+            "feature_rank",
+            1,
+            "effective rank",
+            (),
+            (),
+        ),
     ]
     found = []
     for title, key, scale, ylabel, lines, strip in pictures:

@@ -223,23 +223,23 @@ def pretrain(
         baselines = _begin(run, settings, encoder, knn_data)
         if baselines:
             say(terminal.baseline_line(**baselines), **baselines)
-        quality = None
-        if chief:
-            quality = QualityMonitor(_fixed_views(images, preset, seed, steps))
-        passes = None
+        callbacks = [guard]
+        if verbose and log_format == "text" and sys.stdout.isatty():
+            callbacks.append(terminal.LossBar())
+        if knn_data:
+            callbacks.append(KNNMonitor(*knn_data, every=knn_every))
+        quality = passes = None
         if strategy.num_replicas_in_sync == 1:  # Else others read ahead.
             passes = pairs.passes
-        log = RunLog(
-            run, preset.batch_size, preset.epochs, say, quality, passes
-        )
-        callbacks = [guard, log, checkpoint]
-        if quality:
-            callbacks.insert(0, quality)
-        if knn_data:
-            callbacks.insert(0, KNNMonitor(*knn_data, every=knn_every))
-        if verbose and log_format == "text" and sys.stdout.isatty():
-            callbacks.insert(0, terminal.LossBar())
         try:
+            if chief:
+                views = _fixed_views(images, preset, seed, steps)
+                quality = QualityMonitor(views)
+                callbacks.append(quality)
+            log = RunLog(
+                run, preset.batch_size, preset.epochs, say, quality, passes
+            )
+            callbacks += [log, checkpoint]
             model.fit(
                 pairs,
                 epochs=preset.epochs,
@@ -291,11 +291,11 @@ def pretrain(
         }
         card = {"settings": settings, **result}
         export_encoder(encoder, export_to, card=card)
-        run.write("result.json", result)
         try:
             write_projector(run.path, encoder, images, preset.image_size)
         except (OSError, ValueError) as error:  # A full disk; a stream.
             warn(f"No embedding projector: {error}")
+        run.write("result.json", result)
     if len(images.broken) > broken_before:
         say(terminal.broken_line(images.broken))
     say(terminal.result_lines(result), **result)

@@ -172,7 +172,10 @@ def judged(tmp_path_factory):
     """A function that trains and gives the last verdict, from the log."""
     counter = itertools.count()
 
-    def judge(batch_norm=True, noise=0.1, epochs=5, rate=0.05, **options):
+    def judge(
+        batch_norm=True, noise=0.1, epochs=5, rate=0.05, late=1.0, **options
+    ):
+        """`late` is the factor of the learning rate in the last two epochs."""
         options = {"temperature": 0.1, "momentum": 0.9, **options}
         options = {"queue_size": 64, "mask_same_image": True, **options}
         keras.utils.set_random_seed(0)
@@ -189,7 +192,13 @@ def judged(tmp_path_factory):
         model.fit(
             noisy(noise).repeat(13),
             epochs=epochs,
-            callbacks=[quality, log],
+            callbacks=[
+                keras.callbacks.LearningRateScheduler(
+                    lambda epoch: rate * (late if epoch >= epochs - 2 else 1)
+                ),
+                quality,
+                log,
+            ],
             verbose=0,
         )
         return names(run.metrics(), settings)[-1]
@@ -219,3 +228,7 @@ def test_a_real_run_with_a_frozen_key_encoder_is_suspected(judged):
 
 def test_a_real_run_of_views_that_give_the_key_away_is_suspected(judged):
     assert judged(noise=0.0) == "shortcut suspected"
+
+
+def test_a_real_run_whose_learning_rate_jumps_diverges(judged):
+    assert judged(noise=0.3, epochs=6, late=1000.0) == "diverged"

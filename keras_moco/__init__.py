@@ -10,6 +10,7 @@ __version__ = "0.3.0"
 
 _HOME = {
     "MoCo": "moco",
+    "MemoryBank": "memory_bank",
     "MomentumUpdate": "callbacks",
     "PRESETS": "presets",
     "Preset": "presets",

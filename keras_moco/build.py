@@ -5,6 +5,7 @@ import contextlib
 import keras
 
 from keras_moco import distribute
+from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
 from keras_moco.encoders import build_encoder, check_name
@@ -65,9 +66,14 @@ def prepare(
         "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
     }
     images = load_images(dataset, "pretrain", **source)
+    if preset.memory_bank and isinstance(images, StreamedImages):
+        raise ValueError(
+            f"`memory_bank` needs images that fit into memory; {images.source} "
+            "is read as a stream."
+        )
     masked = preset.mask_same_image
     if masked is None:
-        masked = preset.queue_size > len(images) / 10
+        masked = preset.memory_bank or preset.queue_size > len(images) / 10
     preset = preset.replace(
         image_size=preset.image_size or natural_size(images),
         mask_same_image=masked,
@@ -106,7 +112,9 @@ def check_choice(name, value, known):
         )
 
 
-def build_model(preset, encoder, total_steps, precision, jit="auto"):
+def build_model(
+    preset, encoder, total_steps, precision, jit="auto", num_images=None
+):
     """The compiled `MoCo` of a preset, around its encoder or a given one.
 
     Args:
@@ -117,6 +125,7 @@ def build_model(preset, encoder, total_steps, precision, jit="auto"):
         jit: "on", "off" or "auto": compile the train step with XLA. "auto"
             does on one GPU, and not on a CPU, where convolutions are slower so,
             nor on several devices.
+        num_images: Int. Training images; needed with a memory bank.
     """
     with _dtype_policy(precision):
         if not isinstance(encoder, keras.Model):
@@ -129,7 +138,7 @@ def build_model(preset, encoder, total_steps, precision, jit="auto"):
                 preset.zero_init_residual,
             )
         _check_input(encoder, preset.image_size)
-        model = MoCo.from_preset(preset, encoder, total_steps)
+        model = MoCo.from_preset(preset, encoder, total_steps, num_images)
         optimizer = build_optimizer(preset, preset.batch_size, total_steps)
         alone = distribute.num_replicas() == 1
         compiled = JIT[jit] if alone or jit != "auto" else False

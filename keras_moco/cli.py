@@ -16,7 +16,7 @@ import warnings
 import click
 
 from keras_moco import __version__
-from keras_moco.presets import PRESETS, find_preset
+from keras_moco.presets import PRESETS, find_preset, setting_text
 
 COMMANDS = "keras_moco.commands"
 PACKAGE = str(pathlib.Path(__file__).parent)
@@ -465,9 +465,9 @@ def bench(
     check_choice("precision", precision, PRECISIONS)
     check_choice("jit", jit, JIT)
     name, preset, images, _ = prepare(one_or_many(dataset), **options)
-    model = (
-        None if data_only else build_model(preset, None, 1000, precision, jit)
-    )
+    model = None
+    if not data_only:
+        model = build_model(preset, None, 1000, precision, jit, len(images))
     figures = bench(images, preset, model, data=not step_only, steps=steps)
     for figure, value in figures.items():
         click.echo(f"{figure:27} {value:.4g}")
@@ -544,9 +544,8 @@ def presets(name):
         raise UserError(str(error)) from error
     for field in dataclasses.fields(preset):
         if field.name != "summary":
-            click.echo(
-                f"{field.name:20} {setting(getattr(preset, field.name))}"
-            )
+            value = setting_text(getattr(preset, field.name))
+            click.echo(f"{field.name:20} {value}")
 
 
 def go_on_command(run_dir):
@@ -619,13 +618,6 @@ def one_or_many(dataset):
 def wrap(text, indent="  "):
     """A paragraph, indented, within 80 columns."""
     return click.wrap_text(text, 78, indent, indent)
-
-
-def setting(value):
-    """A value as `--set` takes it."""
-    if isinstance(value, tuple):
-        return ",".join(f"{part:g}" for part in value)
-    return str(value).lower()
 
 
 if __name__ == "__main__":

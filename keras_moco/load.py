@@ -83,7 +83,13 @@ def load_run(run_dir):
             f"The encoder {preset.encoder!r} of {path} was not built by name: "
             "rebuild it in Python; Checkpoint(run).restore(moco) loads it."
         )
-    model = build_model(preset, None, 1, run.settings["precision"])
+    model = build_model(
+        preset,
+        None,
+        1,
+        run.settings["precision"],
+        num_images=run.settings.get("num_images"),
+    )
     Checkpoint(path).restore(model)
     return model, run, int(model.optimizer.iterations.numpy())
 

@@ -16,6 +16,7 @@ from keras_moco.layers import (
     swap_batch_norm,
 )
 from keras_moco.losses import contrast_top1, feature_std, info_nce
+from keras_moco.memory_bank import MemoryBank
 from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
 
@@ -54,6 +55,9 @@ class MoCo(keras.Model):
             Defaults to False.
         mask_same_image: Bool. Leave keys of the query's own image out of the
             negatives; needs batches with an index. Defaults to False.
+        num_images: Int or None. Draw the negatives from a `MemoryBank` of so
+            many training images instead of a queue; an image's own key is
+            left out. Defaults to None.
         **kwargs: As for `keras.Model` (`name`).
 
     Batches: `(query, key)` or `(query, key, index)`; both views float
@@ -64,8 +68,8 @@ class MoCo(keras.Model):
         make_views: None, or a function (images, index, epoch) -> (query, key)
             that makes the views inside the step, on the device; batches are
             then (images, epoch, index).
-        key_queue: `KeyQueue`; `queue`, `queue_index` and `queue_pointer` are
-            its weights.
+        key_queue: `KeyQueue`, or `MemoryBank`; `queue`, `queue_index` and
+            `queue_pointer` are its weights.
         step_guard: `StepGuard`, which counts the steps.
 
     Raises:
@@ -93,6 +97,7 @@ class MoCo(keras.Model):
         momentum=0.999,
         symmetric=False,
         mask_same_image=False,
+        num_images=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -105,11 +110,17 @@ class MoCo(keras.Model):
         self.temperature = temperature
         self.momentum = momentum
         self.symmetric = symmetric
-        self.mask_same_image = mask_same_image
+        # A bank holds a key of every image, the query's own as well.
+        self.mask_same_image = mask_same_image or num_images is not None
+        self.num_images = num_images
 
         self.key_encoder = frozen_copy(encoder)
         self.key_projector = frozen_copy(projector)
-        self.key_queue = KeyQueue(queue_size, projector.output_shape[-1])
+        dim = projector.output_shape[-1]
+        if num_images is None:
+            self.key_queue = KeyQueue(queue_size, dim)
+        else:
+            self.key_queue = MemoryBank(num_images, dim, queue_size)
         self.step_guard = StepGuard()
         self.loss_tracker = keras.metrics.Mean("loss")
         self.positive_tracker = keras.metrics.Mean("positive_similarity")
@@ -122,7 +133,7 @@ class MoCo(keras.Model):
         self.built = True
 
     @classmethod
-    def from_preset(cls, preset, encoder, total_steps=None):
+    def from_preset(cls, preset, encoder, total_steps=None, num_images=None):
         """Builds the model that a preset describes around an encoder.
 
         `model.encoder` is the copy that learns: its batch normalisation is
@@ -133,10 +144,17 @@ class MoCo(keras.Model):
             encoder: `keras.Model`, images -> (batch, features).
             total_steps: Int. Steps of the run; needed by presets whose
                 momentum rises.
+            num_images: Int. Training images; needed by presets with a memory
+                bank.
 
         Returns:
             `MoCo`, not yet compiled.
         """
+        if preset.memory_bank and num_images is None:
+            raise ValueError(
+                "`num_images` is needed: the memory bank of this preset holds "
+                "one key for each training image."
+            )
         momentum = preset.momentum
         if preset.final_momentum is not None:
             if total_steps is None:
@@ -178,6 +196,7 @@ class MoCo(keras.Model):
             momentum=momentum,
             symmetric=preset.symmetric,
             mask_same_image=bool(preset.mask_same_image),
+            num_images=num_images if preset.memory_bank else None,
         )
 
     def call(self, images, training=False):
@@ -248,8 +267,8 @@ class MoCo(keras.Model):
             )
         if self.mask_same_image and index is None:
             raise ValueError(
-                "`mask_same_image=True` needs batches of (query, key, index). "
-                "Received batches of (query, key)."
+                "`mask_same_image=True` and a memory bank need batches of "
+                "(query, key, index). Received batches of (query, key)."
             )
         directions = [(query, key)]
         if self.symmetric:
@@ -309,7 +328,8 @@ class MoCo(keras.Model):
     def negatives(self, key, index):
         """Returns keys (K, dim) and which of them each query leaves out."""
         if self.queue_size:
-            negatives, images = self.queue.value, self.queue_index.value
+            step = self.step_guard.steps.value
+            negatives, images = self.key_queue.negatives(step)
             excluded = None
         else:
             negatives = distribute.gather(key)
@@ -410,12 +430,18 @@ class MoCo(keras.Model):
 
     @property
     def queue(self):
-        """(queue_size, dim) float32 keys of unit length; random at first."""
+        """(queue_size, dim) float32 keys of unit length; random at first.
+
+        Of a memory bank (num_images, dim).
+        """
         return self.key_queue.keys
 
     @property
     def queue_index(self):
-        """(queue_size,) int64 image of each key, -1 if unknown."""
+        """(queue_size,) int64 image of each key, -1 if unknown.
+
+        Of a memory bank (num_images,).
+        """
         return self.key_queue.index
 
     @property
@@ -542,6 +568,7 @@ class MoCo(keras.Model):
             "momentum": serialize(self.momentum),
             "symmetric": self.symmetric,
             "mask_same_image": self.mask_same_image,
+            "num_images": self.num_images,
         }
 
     @classmethod

@@ -60,6 +60,8 @@ class Preset:
         mask_same_image: Bool or None. Leave keys of the query's own image out
             of the negatives. They are frequent once the queue is a tenth of
             the data; None masks from there on (in `pretrain`).
+        memory_bank: Bool. Draw the negatives, `queue_size` of them, from a
+            memory bank of one key for each training image instead of a queue.
         head_layers: Int >= 1. Dense layers of the projector; 1 is linear (v1).
         head_hidden_dim: Int or None. None is the width of the features.
         head_output_dim: Int.
@@ -110,6 +112,7 @@ class Preset:
     final_momentum: float | None = None
     symmetric: bool = False
     mask_same_image: bool | None = None
+    memory_bank: bool = False
     head_layers: int = 2
     head_hidden_dim: int | None = None
     head_output_dim: int = 128
@@ -170,6 +173,14 @@ class Preset:
         ):
             _check(self, name, _in_unit_interval, "in [0, 1]")
         _check(self, "temperature", lambda v: v > 0, "> 0")
+        if self.memory_bank:
+            _check(self, "queue_size", bool, ">= 1 with `memory_bank`")
+            _check(
+                self,
+                "mask_same_image",
+                lambda v: v is not False,
+                "true or none with `memory_bank`",
+            )
         _check(self, "jitter", lambda v: min(v) >= 0, ">= 0")
         _check(self, "jitter", lambda v: v[3] <= 0.5, "at most 0.5 for hue")
         _check(self, "std", lambda v: min(v) > 0, "> 0")
@@ -376,6 +387,20 @@ def parse_setting(text):
         raise ValueError(
             f"`{name}` is of type {wanted}. Received: {value!r}"
         ) from error
+
+
+def setting_text(value):
+    """Returns the value of a field as `parse_setting` reads it.
+
+    Example:
+        >>> setting_text((0.2, 1.0))
+        '0.2,1'
+    """
+    if isinstance(value, tuple):
+        return ",".join(map(setting_text, value))
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return value if isinstance(value, str) else str(value).lower()
 
 
 def _parse(text, kind):

@@ -170,6 +170,7 @@ def pretrain(
         "preset": preset_name,
         **dataclasses.asdict(preset),
         "encoder": getattr(encoder, "name", preset.encoder),
+        "num_images": len(images),
         "steps_per_epoch": steps_per_epoch,
         "seed": seed,
         "precision": precision,
@@ -199,7 +200,9 @@ def pretrain(
     keras.utils.set_random_seed(seed)
     total_steps = steps * preset.epochs
     with strategy.scope():
-        model = build_model(preset, encoder, total_steps, precision, jit)
+        model = build_model(
+            preset, encoder, total_steps, precision, jit, len(images)
+        )
         say(terminal.plan_lines(images, preset_name, preset, model, steps))
         plan = look_at_plan(images, preset, model, steps, precision, jit)
     machine = look_at_machine(run.path)

@@ -61,6 +61,11 @@ class KeyQueue(keras.layers.Layer):
         )
         self.built = True
 
+    def negatives(self, step=None):
+        """Returns all keys (size, dim) and the image of each, at any step."""
+        del step
+        return self.keys.value, self.index.value
+
     def enqueue(self, keys, index=None):
         """Writes keys over the oldest ones; of more than `size` the newest.
 

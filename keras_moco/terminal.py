@@ -84,6 +84,11 @@ def plan_lines(images, preset_name, preset, model, steps):
         )
     if images.broken:
         lines.append(broken_line(images.broken))
+    if preset.memory_bank:
+        lines.append(
+            f"Negatives are drawn from a memory bank of {len(images):,} keys, "
+            "one of each image; those of the query's own are left out."
+        )
     return "\n".join(map(wrap, lines))
 
 

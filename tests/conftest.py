@@ -59,7 +59,7 @@ def build_golden(golden_steps):
         projector.set_weights([z["init_w2"], z["init_b2"]])
         options = {"queue_size": 16, "momentum": 0.9, **options}
         model = km.MoCo(encoder, projector, **options)
-        if model.queue_size == 16:
+        if model.queue.shape[0] == 16:
             model.queue.assign(z["init_queue"])
         return model
 

@@ -16,6 +16,7 @@ LADDER = [
     "schedules",
     "distribute",
     "queue",
+    "memory_bank",
     "layers",
     "optimizers",
     "classifier",

@@ -14,6 +14,8 @@ _HOME = {
     "MomentumUpdate": "callbacks",
     "PRESETS": "presets",
     "Preset": "presets",
+    "STUDIES": "studies",
+    "Study": "studies",
     "SGD": "optimizers",
     "LARS": "optimizers",
     "build_optimizer": "optimizers",

@@ -10,6 +10,7 @@ import keras_moco
 PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
     "presets",
+    "studies",
     "recipes",
     "checks",
     "losses",
@@ -27,6 +28,8 @@ LADDER = [
     "preview",
     "callbacks",
     "lock",
+    "jobs",
+    "trial",
     "signals",
     "state",
     "checkpoint",
@@ -43,6 +46,8 @@ LADDER = [
     "run",
     "scores",
     "results",
+    "ablation",
+    "plot",
     "load",
     "extract",
     "evaluate",

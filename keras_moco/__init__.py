@@ -12,6 +12,7 @@ _HOME = {
     "MoCo": "moco",
     "MemoryBank": "memory_bank",
     "MomentumUpdate": "callbacks",
+    "WeightTrace": "callbacks",
     "PRESETS": "presets",
     "Preset": "presets",
     "STUDIES": "studies",

@@ -90,3 +90,48 @@ def test_knn_of_a_diverged_encoder_is_not_measured():
     logs = {"loss": float("nan")}
     km.KNNMonitor(None, None).on_epoch_end(0, logs)
     assert set(logs) == {"loss"}
+
+
+def test_trace_holds_the_weights_before_and_after_each_step(
+    tiny_encoder, random_pairs, tmp_path
+):
+    model = moco(tiny_encoder())
+    model.momentum = 0.5
+    pairs = model.averaged_pairs()
+    before = np.concatenate([q.numpy().ravel() for q, _ in pairs])
+    trace = km.WeightTrace(tmp_path / "new/trace.npz", num_weights=10**6)
+    model.fit(random_pairs(steps=3), callbacks=[trace], verbose=0)
+    after = [np.concatenate([v.numpy().ravel() for v in x])
+             for x in zip(*pairs, strict=True)]  # fmt: skip
+    found = np.load(trace.path)
+    assert found["query"].shape == found["key"].shape == (4, len(before))
+    assert np.array_equal(found["query"][0], before)
+    assert np.array_equal(found["query"][-1], after[0])
+    assert np.array_equal(found["key"][-1], after[1])
+    assert found["momentum"].tolist() == [0.5] * 3
+    for step in (1, 2, 3):
+        halfway = (found["key"][step - 1] + found["query"][step]) / 2
+        assert np.allclose(found["key"][step], halfway, atol=3e-7)
+    assert [path.name for path in trace.path.parent.iterdir()] == ["trace.npz"]
+
+
+def test_trace_follows_some_of_the_weights_and_a_schedule(
+    tiny_encoder, random_pairs, tmp_path
+):
+    schedule = km.schedules.CosineMomentum(0.5, 1.0, total_steps=4)
+    model = moco(tiny_encoder())
+    model.momentum = schedule
+    trace = km.WeightTrace(tmp_path / "trace.npz", num_weights=5, seed=1)
+    model.fit(random_pairs(steps=4), callbacks=[trace], verbose=0)
+    found = np.load(trace.path)
+    assert found["query"].shape == (5, 5)
+    assert np.allclose(found["momentum"], [schedule(t) for t in (1, 2, 3, 4)])
+
+
+def test_trace_cannot_see_inside_several_steps(tiny_encoder, random_pairs):
+    model = moco(tiny_encoder())
+    model.compile(km.SGD(0.1), steps_per_execution=2)
+    with pytest.raises(ValueError, match="`steps_per_execution=1`.*2"):
+        model.fit(random_pairs(), callbacks=[km.WeightTrace("x.npz")])
+    with pytest.raises(ValueError, match="`num_weights`.*0"):
+        km.WeightTrace("x.npz", num_weights=0)

@@ -15,6 +15,7 @@ LADDER = [
     "checks",
     "losses",
     "schedules",
+    "average",
     "distribute",
     "queue",
     "memory_bank",

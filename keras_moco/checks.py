@@ -220,6 +220,8 @@ def queue_against_data(preset, plan):
     size = preset.queue_size
     if not size:
         return [Finding(OK, "Negatives are the other images of the batch")]
+    if preset.memory_bank:
+        return [Finding(OK, "Negatives are drawn from keys of all images")]
     share = size / plan.num_images
     if share <= 0.1:
         return [
@@ -240,6 +242,14 @@ def queue_turnovers(preset, plan):
     """Whether the run is long enough for its queue."""
     if not preset.queue_size:
         return []
+    if preset.memory_bank:
+        return [
+            Finding(
+                NOTE,
+                "The loss rises until the memory bank holds real keys, for "
+                f"about {plan.steps:,} steps: that is expected.",
+            )
+        ]
     to_fill = preset.queue_size / preset.batch_size / (1 + preset.symmetric)
     total = plan.steps * preset.epochs
     turnovers = total / to_fill

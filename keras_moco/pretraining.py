@@ -170,12 +170,13 @@ def pretrain(
         "preset": preset_name,
         **dataclasses.asdict(preset),
         "encoder": getattr(encoder, "name", preset.encoder),
-        "num_images": len(images),
         "steps_per_epoch": steps_per_epoch,
         "seed": seed,
         "precision": precision,
     }
     del settings["summary"]
+    if preset.memory_bank:
+        settings["num_images"] = len(images)
     steps = num_steps(images, preset.batch_size, steps_per_epoch)
     run = open_run(run_dir, images.source, preset_name, settings, fresh, say)
     export_to = export_folder(export_to, run)

@@ -84,7 +84,9 @@ class RunFolder:
     def differences(self):
         """What the run that is there was set to otherwise, a line each."""
         there = self.read("run.json").get("settings") or {}
-        names = {**there, **self.settings}
+        # What an older version did not know of is as it was if it is off.
+        new = {name for name, value in self.settings.items() if value}
+        names = {**there, **{name: None for name in new}}
         return [
             f"{name} was {there.get(name)!r}, now {self.settings.get(name)!r}"
             for name in names
@@ -185,6 +187,7 @@ class RunLog(keras.callbacks.Callback):
             "queue_size": self.model.queue_size,
             "batch_size": self.batch_size,
             "symmetric": self.model.symmetric,
+            "num_images": self.model.num_images,
         }
         self.board = Board(
             self.run.path,
@@ -254,7 +257,7 @@ class RunLog(keras.callbacks.Callback):
 
     def _queue_ages(self):
         model = self.model
-        if not model.queue_size:
+        if not model.queue_size or model.num_images:
             return {}
         mean, oldest = key_age(
             int(model.step_guard.steps.numpy()),

@@ -12,6 +12,7 @@ import sys
 
 from keras_moco.lock import RunLock
 from keras_moco.presets import setting_text
+from keras_moco.verdict import chance_loss
 
 MEASURES = {
     "knn_top1": "kNN accuracy at the end, in [0, 1]",
@@ -115,13 +116,12 @@ def read_run(folder):
     settings = _read(folder / "run.json").get("settings")
     if "export" not in result or not settings:
         return {}
-    negatives = settings["queue_size"] or settings["batch_size"] - 1
     rows = epochs(folder)
     found = {
         "knn_top1": result.get("knn_top1"),
         "linear_top1": _read(folder / "linear.json").get("test_top1"),
         "loss": result["loss"],
-        "chance_loss": math.log(negatives + 1),
+        "chance_loss": chance_loss(settings),
         "wobble": wobble([row["loss"] for row in rows]),
         "peak_memory_mb": result["peak_memory_mb"],
         "seconds": sum(row["seconds"] for row in rows),

@@ -74,7 +74,8 @@ def verdicts(rows, settings):
     Args:
         rows: List of dicts, the lines of metrics.jsonl: `loss`, `step`, and
             what else there is of the names above.
-        settings: Dict of the run's `queue_size`, `batch_size` and `symmetric`.
+        settings: Dict of the run's `queue_size`, `batch_size` and `symmetric`;
+            of `num_images` with a memory bank.
 
     Returns:
         List of `Verdict`, one a row.
@@ -119,11 +120,12 @@ def chance_loss(settings):
 
 
 def turnover_steps(settings):
-    """Steps that write every row of the queue once; 0 without a queue."""
+    """Steps that write every key of queue or bank once; 0 without either."""
     keys_per_step = settings["batch_size"] * (
         1 + bool(settings.get("symmetric"))
     )
-    return settings["queue_size"] / keys_per_step
+    keys = settings.get("num_images") or settings["queue_size"]
+    return keys / keys_per_step
 
 
 def _step(row):

@@ -181,7 +181,9 @@ def folder_of(folder, words):
                     "the same options to go on."
                 )
         else:
-            note.write_text(json.dumps({"pretrain": words}, indent=2) + "\n")
+            draft = note.with_suffix(".tmp")
+            draft.write_text(json.dumps({"pretrain": words}, indent=2) + "\n")
+            draft.replace(note)
         yield
 
 

@@ -56,7 +56,8 @@ def draw_ablation(study, rows):
         known = [row for row in rows if row["chance_loss"] is not None]
         places = [place[row["setting"]] for row in known]
         chance = [row["chance_loss"] for row in known]
-        right.plot(places, chance, "_--", color="0.5", label="ln(K + 1)")
+        style = "_--" if study.axes else "_"
+        right.plot(places, chance, style, color="0.5", label="ln(K + 1)")
     for axis in (left, right):
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
@@ -65,7 +66,11 @@ def draw_ablation(study, rows):
 
 
 def draw_measure(axis, place, rows, measure, number, label, scale=1):
-    """A line through the means, with the deviation over seeds as bars."""
+    """A line through the means, with the deviation over seeds as bars.
+
+    The line is left out where the settings have no values to be ordered by.
+    """
+    ordered = axis.get_xlabel() != ""
     rows = [row for row in rows if row[measure] is not None]
     if rows:
         axis.errorbar(
@@ -74,6 +79,7 @@ def draw_measure(axis, place, rows, measure, number, label, scale=1):
             [scale * (row[f"{measure}_std"] or 0) for row in rows],
             color=COLORS[number % len(COLORS)],
             marker=SIGNS[number % len(SIGNS)],
+            linestyle="-" if ordered else "none",
             capsize=3,
             label=label,
         )
@@ -109,6 +115,7 @@ def place_settings(axis, study, rows):
         kinds = list(dict.fromkeys(labels))
         places = [kinds.index(label) for label in labels]
         axis.set_xlabel(field or "")
+        axis.set_xlim(-0.5, len(kinds) - 0.5)
         ticks = {
             place: f"{label}"
             for place, label in zip(places, labels, strict=True)

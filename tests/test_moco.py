@@ -556,3 +556,17 @@ def test_batches_must_fall_into_the_groups(tiny_encoder, random_pairs):
     assert "\n" not in str(error.value)
     known = random_pairs(steps=1, batch=16).unbatch().batch(8, True)
     model.fit(known, verbose=0)
+
+
+def test_in_batch_negatives_are_those_of_all_replicas(
+    two_replicas, build_golden, golden_pairs, golden_sgd
+):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            model = build_golden(queue_size=0)
+            model.compile(golden_sgd())
+        history = model.fit(golden_pairs, verbose=0).history
+        found.append([np.array(history["loss"]), *query_weights(model)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5)

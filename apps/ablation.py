@@ -10,6 +10,7 @@ import time
 
 import click
 
+from keras_moco.ablation import STUDIES
 from keras_moco.cli import (
     UserError,
     leave,
@@ -17,7 +18,6 @@ from keras_moco.cli import (
     recipe_options,
     wrap,
 )
-from keras_moco.studies import STUDIES
 
 
 @click.command("ablation")
@@ -72,7 +72,7 @@ def main(vary, study, seeds, jobs, folder, **options):
         presets = check(chosen, options)
         words = pretrain_words(options)
         runs = [
-            km.trial.Trial(
+            km.ablation.Trial(
                 folder,
                 setting,
                 fields,
@@ -87,12 +87,12 @@ def main(vary, study, seeds, jobs, folder, **options):
         with folder_of(folder, words):
             progress = Progress(runs, presets)
             to_do = len(runs) - len(progress.said)
-            jobs = min(jobs or km.jobs.default_jobs(), max(to_do, 1))
+            jobs = min(jobs or km.ablation.default_jobs(), max(to_do, 1))
             click.echo(
                 f"Runs: {len(runs)} (settings: {len(chosen.settings)}, seeds: "
                 f"{seeds}); finished: {len(progress.said)}; at once: {jobs}"
             )
-            errors = km.jobs.work_through(runs, jobs, progress)
+            errors = km.ablation.work_through(runs, jobs, progress)
             progress.clear()
             report(folder, chosen, seeds, runs, errors)
     except (ValueError, OSError) as error:
@@ -114,7 +114,9 @@ def choose_study(vary, study):
             f"Give --vary FIELD=VALUE,VALUE,... or --study NAME, {both}. "
             f"Studies: {', '.join(STUDIES)}."
         )
-    return km.studies.parse_vary(vary) if vary else km.studies.find_study(study)
+    return (
+        km.ablation.parse_vary(vary) if vary else km.ablation.find_study(study)
+    )
 
 
 def check(study, options):
@@ -200,7 +202,7 @@ class Progress:
     def epochs_done(self, runs):
         import keras_moco as km
 
-        return sum(len(km.trial.epochs(run.run_dir)) for run in runs)
+        return sum(len(km.ablation.epochs(run.run_dir)) for run in runs)
 
     def __call__(self, errors):
         import keras_moco as km
@@ -218,7 +220,7 @@ class Progress:
             if run in errors:
                 self.say(run, "failed")
             elif run.next_command() is None:
-                found = km.trial.read_run(run.run_dir)
+                found = km.ablation.read_run(run.run_dir)
                 names = {"knn_top1": "kNN", "linear_top1": "linear"}
                 parts = [
                     f"{name} {100 * found[measure]:.1f} %"
@@ -247,6 +249,7 @@ class Progress:
 def report(folder, study, seeds, runs, errors):
     """Prints the table and writes it, with its pictures, to the folder."""
     import keras_moco as km
+    from keras_moco.ablation import plot
 
     folders = {(run.setting, run.seed): run.run_dir for run in runs}
     errors = {(run.setting, run.seed): text for run, text in errors.items()}
@@ -255,8 +258,8 @@ def report(folder, study, seeds, runs, errors):
         click.echo(line)
     pictures = {}
     if any(row["seeds"] for row in rows):
-        pictures["accuracy.png"] = km.plot.draw_ablation(study, rows)
-        pictures["loss.png"] = km.plot.draw_losses(study, folders)
+        pictures["accuracy.png"] = plot.draw_ablation(study, rows)
+        pictures["loss.png"] = plot.draw_losses(study, folders)
     for name, figure in pictures.items():
         figure.savefig(folder / name, dpi=120)
     command = shlex.join(["keras-moco", *sys.argv[1:]])

@@ -10,7 +10,6 @@ import keras_moco
 PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
     "presets",
-    "studies",
     "recipes",
     "checks",
     "verdict",
@@ -30,8 +29,7 @@ LADDER = [
     "preview",
     "callbacks",
     "lock",
-    "jobs",
-    "trial",
+    "ablation",
     "signals",
     "state",
     "checkpoint",
@@ -47,8 +45,6 @@ LADDER = [
     "run",
     "scores",
     "results",
-    "ablation",
-    "plot",
     "load",
     "extract",
     "evaluate",

@@ -3,7 +3,12 @@ import time
 
 import pytest
 
-from keras_moco.jobs import default_jobs, last_words, own_cores, work_through
+from keras_moco.ablation.jobs import (
+    default_jobs,
+    last_words,
+    own_cores,
+    work_through,
+)
 
 
 class Task:
@@ -119,7 +124,9 @@ def test_a_process_without_words_is_named_by_its_code(tmp_path):
 
 
 def test_default_is_one_a_core_and_4_gb_each(monkeypatch):
-    monkeypatch.setattr("keras_moco.jobs.own_cores", lambda: list(range(8)))
+    monkeypatch.setattr(
+        "keras_moco.ablation.jobs.own_cores", lambda: list(range(8))
+    )
     for gigabytes, jobs in ((1, 1), (13, 3), (100, 8)):
         free = type("memory", (), {"available": gigabytes * 2**30})
         monkeypatch.setattr("psutil.virtual_memory", lambda free=free: free)

@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from keras_moco.ablation import summarize
-from keras_moco.plot import draw_ablation, draw_losses
-from keras_moco.studies import STUDIES, parse_vary
+from keras_moco.ablation.plot import draw_ablation, draw_losses
+from keras_moco.ablation.studies import STUDIES, parse_vary
+from keras_moco.ablation.table import summarize
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
+from keras_moco.ablation.studies import STUDIES, parse_vary
 from keras_moco.presets import PRESETS
-from keras_moco.studies import STUDIES, parse_vary
 
 
 def test_two_fields_are_a_grid():

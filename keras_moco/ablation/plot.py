@@ -5,7 +5,7 @@ import statistics
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from keras_moco.trial import epochs
+from keras_moco.ablation.trial import epochs
 
 # Of Okabe and Ito, which the colour-blind tell apart; signs as well.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -7,8 +7,8 @@ import csv
 import statistics
 import textwrap
 
-from keras_moco.studies import PUBLISHED
-from keras_moco.trial import MEASURES, read_run
+from keras_moco.ablation.studies import PUBLISHED
+from keras_moco.ablation.trial import MEASURES, read_run
 
 
 def summarize(study, runs, errors):

@@ -11,13 +11,8 @@ import time
 import click
 
 from keras_moco.ablation import STUDIES
-from keras_moco.cli import (
-    UserError,
-    leave,
-    one_or_many,
-    recipe_options,
-    wrap,
-)
+from keras_moco.errors import UserError, leave, wrap
+from keras_moco.options import one_or_many, recipe_options
 
 
 @click.command("ablation")

@@ -2,7 +2,8 @@
 
 import click
 
-from keras_moco.cli import device_options, encoder_option, one_line_errors
+from keras_moco.errors import one_line_errors
+from keras_moco.options import device_options, encoder_option
 from keras_moco.recipes import FINETUNE, parse_share
 
 

@@ -2,13 +2,8 @@
 
 import click
 
-from keras_moco.cli import (
-    UserError,
-    device_options,
-    encoder_option,
-    one_line_errors,
-    say_size,
-)
+from keras_moco.errors import UserError, one_line_errors
+from keras_moco.options import device_options, encoder_option, say_size
 
 
 @click.command("linear-probe")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from keras_moco.cli import UserError, one_line_errors, wrap
+from keras_moco.errors import UserError, one_line_errors, wrap
 
 PARAMETERS = 128  # Of the ramp: noise is measured across them.
 NOISE = 0.05  # Its standard deviation, where the ramp rises by 1 in all.

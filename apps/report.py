@@ -9,7 +9,7 @@ import pathlib
 
 import click
 
-from keras_moco.cli import UserError, one_line_errors
+from keras_moco.errors import UserError, one_line_errors
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 SAMPLE = 1000  # Images whose features are looked at.

@@ -9,13 +9,12 @@ import string
 
 import click
 
-from keras_moco.cli import (
-    UserError,
+from keras_moco.errors import UserError, one_line_errors
+from keras_moco.options import (
     data_dir_option,
     encoder_option,
     image_size_option,
     max_broken_option,
-    one_line_errors,
     one_or_many,
     open_encoder,
     say_broken,

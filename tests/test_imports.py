@@ -53,6 +53,8 @@ LADDER = [
     "probe",
     "classify",
     "pretraining",
+    "errors",
+    "options",
     "cli",
 ]
 

@@ -257,7 +257,9 @@ def report(folder, study, seeds, runs, errors):
         pictures["loss.png"] = plot.draw_losses(study, folders)
     for name, figure in pictures.items():
         figure.savefig(folder / name, dpi=120)
-    command = shlex.join(["keras-moco", *sys.argv[1:]])
+    words = sys.argv[1:]
+    words = words[words[:1] == ["ablation"] :]  # Not there as a file.
+    command = shlex.join(["keras-moco", "ablation", *words])
     km.ablation.write_tables(folder, rows, seeds, command, list(pictures))
     untrained = [row["knn_top1_untrained"] for row in rows]
     known = [value for value in untrained if value is not None]

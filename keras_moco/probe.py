@@ -79,7 +79,8 @@ def probe_features(
     """`linear_probe` of features that are already there.
 
     Beside them it holds one copy of the training features, and three copies
-    of the weights of all settings.
+    of the weights of all settings. Batches are drawn once, and taken in another
+    order in each epoch.
 
     Args:
         features: Float array (images, features).
@@ -91,7 +92,7 @@ def probe_features(
             pairs with the learning rates are tried.
         epochs: Int >= 1. None takes 3, and more where these are fewer than 120
             steps.
-        batch_size: Int >= 1. Defaults to 1024.
+        batch_size: Int >= 1, at most that many images. Defaults to 1024.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
         seed: Int. Of the holdout and of the order. Defaults to 0.
@@ -110,7 +111,13 @@ def probe_features(
     held = max(1, round(holdout * len(labels)))
     held, kept = order[:held], order[held:]
     axes = _Axes(training.features, order)
-    x, y = axes.rotate(training.features), training.labels
+    # Gathered once: rows that are apart in memory cost as much as the step.
+    steps = math.ceil(len(kept) / batch_size)
+    batches = [
+        (axes.rotate(training.features[rows]), training.labels[rows])
+        for rows in np.array_split(kept, steps)
+    ]
+    chosen_by = axes.rotate(training.features[held]), training.labels[held]
     rates, decays = (
         grid.ravel() for grid in np.meshgrid(learning_rates, weight_decays)
     )
@@ -118,28 +125,29 @@ def probe_features(
     peak = kept_top1 = np.zeros(len(rates))
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
-    batch_size = min(batch_size, len(kept))
-    steps = len(kept) // batch_size
     if epochs is None:
         epochs = max(3, math.ceil(120 / steps))
     for epoch in range(epochs):
-        shuffled = draw.permutation(kept)[: steps * batch_size]
-        for step, rows in enumerate(shuffled.reshape(steps, batch_size)):
+        for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)
             cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-            heads.train(x[rows], y[rows], cosine)
-        accuracy = heads.accuracy(x, y, held)
+            heads.train(*batches[batch], cosine)
+        accuracy = heads.accuracy(*chosen_by)
         peak = np.maximum(peak, accuracy)
         good = accuracy >= peak - chance  # An earlier epoch must beat it.
         kept_top1 = np.where(good, accuracy, kept_top1)
         kept_epoch = np.where(good, epoch + 1, kept_epoch)
         heads.keep(good)
     chosen = int(np.argmax(kept_top1))
-    x = axes.rotate(test.features)
+    best, last = heads.of(chosen)
+    x = [
+        axes.rotate(test.features[start : start + CHUNK])
+        for start in range(0, len(test.features), CHUNK)
+    ]
     return score(
         test.labels,
-        heads.ranking(x, chosen, kept=True),
-        heads.ranking(x, chosen, kept=False)[:, 0],
+        np.concatenate([_ranking(rows, best) for rows in x]),
+        np.concatenate([_ranking(rows, last)[:, 0] for rows in x]),
         classes,
         holdout_top1=float(kept_top1[chosen]),
         setting={
@@ -175,12 +183,9 @@ class _Axes:
 
     def rotate(self, features):
         """Float32 (images, axes + 1); the last column is 1, for a bias."""
-        rotated = np.ones((len(features), len(self.mean) + 1), "float32")
-        for start in range(0, len(features), CHUNK):
-            rows = slice(start, start + CHUNK)
-            centred = np.asarray(features[rows], "float32") - self.mean
-            rotated[rows, :-1] = tf.matmul(centred, self.turn)
-        return rotated
+        centred = np.asarray(features, "float32") - self.mean
+        rotated = tf.matmul(centred, self.turn)
+        return tf.pad(rotated, ((0, 0), (0, 1)), constant_values=1.0)
 
 
 class _Heads:
@@ -206,8 +211,7 @@ class _Heads:
 
     def train(self, rows, labels, cosine):
         """One step of SGD with momentum 0.9, at a share of the full rate."""
-        rows = tf.constant(rows)
-        logits = self._logits(rows, self.weights)
+        logits = self._logits(rows)
         truth = tf.one_hot(labels, self.classes)[:, :, None]
         odds = tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True))
         error = odds / tf.reduce_sum(odds, axis=1, keepdims=True) - truth
@@ -221,33 +225,39 @@ class _Heads:
             momentum=0.9,
         )
 
-    def accuracy(self, x, y, which):
+    def accuracy(self, x, y):
         """Of each setting; one that has diverged counts for nothing."""
         right = 0.0
-        for start in range(0, len(which), CHUNK):
-            rows = which[start : start + CHUNK]
-            logits = self._logits(x[rows], self.weights)
-            answer = tf.argmax(logits, axis=1).numpy()  # (rows, settings)
-            right += (answer == y[rows, None]).sum(axis=0)
+        for start in range(0, len(y), CHUNK):
+            rows = slice(start, start + CHUNK)
+            answer = tf.argmax(self._logits(x[rows]), axis=1).numpy()
+            right += (answer == y[rows, None]).sum(axis=0)  # (settings,)
         total = tf.reshape(self.weights, (-1, self.classes, right.size))
         finite = np.isfinite(tf.reduce_sum(total, axis=(0, 1)))
-        return np.where(finite, right / len(which), 0.0)
+        return np.where(finite, right / len(y), 0.0)
 
     def keep(self, which):
         """Remembers the weights of the settings that are marked."""
         mask = tf.constant(np.tile(which, self.classes))
         self.best.assign(tf.where(mask, self.weights, self.best))
 
-    def ranking(self, x, setting, kept):
-        """The five best answers of one setting, int (images, 5 or fewer)."""
-        weights = self.best if kept else self.weights
-        own = weights[:, setting :: weights.shape[1] // self.classes]
-        logits = tf.matmul(x, own)
-        return tf.math.top_k(logits, min(5, self.classes)).indices.numpy()
+    def of(self, setting):
+        """Weights (axes + 1, classes) of one setting: those kept, the last."""
+        settings = self.weights.shape[1] // self.classes
+        return self.best[:, setting::settings], self.weights[
+            :, setting::settings
+        ]
 
-    def _logits(self, rows, weights):
-        logits = tf.matmul(rows, weights)
+    def _logits(self, rows):
+        logits = tf.matmul(rows, self.weights)
         return tf.reshape(logits, (len(rows), self.classes, -1))
+
+
+def _ranking(rows, weights):
+    """The five best answers, int (images, 5 or fewer)."""
+    classes = weights.shape[1]
+    logits = tf.matmul(rows, weights)
+    return tf.math.top_k(logits, min(5, classes)).indices.numpy()
 
 
 def _check(training, test):

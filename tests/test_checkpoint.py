@@ -121,8 +121,8 @@ def curve(run):
     for path in run.glob("events*"):
         events = EventAccumulator(str(path), {"tensors": 0})  # All of them.
         events.Reload()
-        if "loss" in events.Tags()["tensors"]:
-            for event in events.Tensors("loss"):
+        if "loss/loss" in events.Tags()["tensors"]:
+            for event in events.Tensors("loss/loss"):
                 loss = float(make_ndarray(event.tensor_proto))
                 assert points.setdefault(event.step, loss) == loss
     return points

@@ -205,3 +205,12 @@ def test_unreadable_settings_are_one_line(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="run.json is damaged"):
         RunFolder(tmp_path, SETTINGS)
+
+
+def test_what_an_older_version_did_not_know_is_off(tmp_path):
+    RunFolder(tmp_path / "run", {"seed": 0}).write(
+        "run.json", {"settings": {"seed": 0}}
+    )
+    RunFolder(tmp_path / "run", {"seed": 0, "memory_bank": False})
+    with pytest.raises(ValueError, match="memory_bank was None, now True"):
+        RunFolder(tmp_path / "run", {"seed": 0, "memory_bank": True})

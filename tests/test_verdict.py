@@ -232,3 +232,10 @@ def test_a_real_run_of_views_that_give_the_key_away_is_suspected(judged):
 
 def test_a_real_run_whose_learning_rate_jumps_diverges(judged):
     assert judged(noise=0.3, epochs=6, late=1000.0) == "diverged"
+
+
+def test_a_memory_bank_turns_over_once_an_epoch():
+    settings = {"queue_size": 8, "batch_size": 4, "num_images": 20}
+    assert turnover_steps(settings) == 20 / 4
+    assert turnover_steps({**settings, "symmetric": True}) == 20 / 8
+    assert turnover_steps({**settings, "num_images": None}) == 8 / 4

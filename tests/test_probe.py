@@ -87,7 +87,7 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     mixed = draw.normal(size=(3000, 6)) @ draw.normal(size=(6, 6)) + 5
     mixed[:, 2] = 7.0  # Tells nothing.
     axes = _Axes(mixed.astype("float32"), np.arange(3000))
-    turned = axes.rotate(mixed.astype("float32"))
+    turned = axes.rotate(mixed.astype("float32")).numpy()
     np.testing.assert_allclose(turned[:, -1], 1.0)
     covariance = np.cov(turned[:, :-1].T)
     np.testing.assert_allclose(covariance, np.diag(axes.variances), atol=0.01)

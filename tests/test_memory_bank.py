@@ -174,13 +174,18 @@ def test_a_saved_bank_goes_on(
     )
 
 
+@pytest.mark.parametrize(
+    "negatives",
+    [
+        {"memory_bank": True, "momentum": 0.0, "queue_size": 16},
+        {"queue_size": 0},  # The keys of the batch.
+    ],
+)
 def test_a_run_that_goes_on_equals_one_that_never_stopped(
-    tmp_path, tiny_encoder
+    tmp_path, tiny_encoder, negatives
 ):
     pixels = np.random.default_rng(0).integers(0, 255, (24, 8, 8, 3), np.uint8)
-    preset = PRESETS["demo"].replace(
-        memory_bank=True, momentum=0.0, queue_size=16, batch_norm_groups=1
-    )
+    preset = PRESETS["demo"].replace(batch_norm_groups=1, **negatives)
 
     class Crash(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

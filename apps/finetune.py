@@ -3,19 +3,21 @@
 import click
 
 from keras_moco.errors import one_line_errors
-from keras_moco.options import device_options, encoder_option
+from keras_moco.options import (
+    data_dir_option,
+    device_options,
+    encoder_option,
+    image_size_option,
+    json_option,
+    labelled_option,
+    picture_option,
+)
 from keras_moco.recipes import FINETUNE, parse_share
 
 
 @click.command("finetune")
 @encoder_option
-@click.option(
-    "--dataset",
-    default="shapes",
-    show_default=True,
-    metavar="NAME|DIR",
-    help="Labelled images, with a train and a test split.",
-)
+@labelled_option
 @click.option(
     "--labels",
     default="100%",
@@ -23,8 +25,8 @@ from keras_moco.recipes import FINETUNE, parse_share
     metavar="N%",
     help="Share of each class whose labels are used, such as 1% or 10%.",
 )
-@click.option("--image-size", type=int, help="In pixels. Default: as trained.")
-@click.option("--data-dir", metavar="DIR", help="TFDS' data sets.")
+@image_size_option
+@data_dir_option
 @click.option("--epochs", type=int, default=FINETUNE.epochs, show_default=True)
 @click.option(
     "--batch-size", type=int, default=FINETUNE.batch_size, show_default=True
@@ -61,17 +63,13 @@ from keras_moco.recipes import FINETUNE, parse_share
     metavar="DIR",
     help="Where the classifier goes. Default: saved_models/<run name>.",
 )
-@click.option(
-    "--picture",
-    metavar="FILE",
-    help="Draw the confusion matrix there (.png, .pdf or .svg).",
-)
+@picture_option
 @click.option(
     "--tensorboard",
     metavar="DIR",
     help="Log there for TensorBoard. Default: the run folder.",
 )
-@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+@json_option
 @one_line_errors
 @device_options
 def main(

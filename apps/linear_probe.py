@@ -3,18 +3,21 @@
 import click
 
 from keras_moco.errors import UserError, one_line_errors
-from keras_moco.options import device_options, encoder_option, say_size
+from keras_moco.options import (
+    data_dir_option,
+    device_options,
+    encoder_option,
+    image_size_option,
+    json_option,
+    labelled_option,
+    picture_option,
+    say_size,
+)
 
 
 @click.command("linear-probe")
 @encoder_option
-@click.option(
-    "--dataset",
-    default="shapes",
-    show_default=True,
-    metavar="NAME|DIR",
-    help="Labelled images, with a train and a test split.",
-)
+@labelled_option
 @click.option(
     "--protocol",
     type=click.Choice(["features", "augmented"]),
@@ -23,8 +26,8 @@ from keras_moco.options import device_options, encoder_option, say_size
     help="features: computed once, 24 settings trained at once, in seconds. "
     "augmented: as published, on random crops and flips.",
 )
-@click.option("--image-size", type=int, help="In pixels. Default: as trained.")
-@click.option("--data-dir", metavar="DIR", help="TFDS' data sets.")
+@image_size_option
+@data_dir_option
 @click.option(
     "--epochs", type=int, help="Default: 3, more of small data; augmented 100."
 )
@@ -46,17 +49,13 @@ from keras_moco.options import device_options, encoder_option, say_size
     is_flag=True,
     help="Also probe the same encoder untrained, and raw pixels.",
 )
-@click.option(
-    "--picture",
-    metavar="FILE",
-    help="Draw the confusion matrix there (.png, .pdf or .svg).",
-)
+@picture_option
 @click.option(
     "--tensorboard",
     metavar="DIR",
     help="Log there for TensorBoard. Default: the run folder, if there is one.",
 )
-@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+@json_option
 @one_line_errors
 @device_options
 def main(

@@ -24,6 +24,7 @@ from keras_moco.options import (
     epochs_option,
     image_size_option,
     jit_option,
+    json_option,
     one_or_many,
     open_encoder,
     precision_option,
@@ -191,7 +192,7 @@ def export(run_dir, folder):
 @data_dir_option
 @click.option("--k", type=int, default=200, show_default=True)
 @click.option("--temperature", type=float, default=0.1, show_default=True)
-@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+@json_option
 def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
@@ -237,7 +238,7 @@ def preview(dataset, rows, pairs, seed, path, **options):
 @click.option("--step-only", is_flag=True, help="Leave the data out.")
 @click.option("--steps", type=int, default=20, show_default=True)
 @click.option("--threads", type=int, help="Cores to use, of those there are.")
-@click.option("--json", "json_file", type=click.Path(), help="Write it there.")
+@json_option
 def bench(
     dataset,
     precision,

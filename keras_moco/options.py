@@ -34,6 +34,21 @@ encoder_option = click.option(
 image_size_option = click.option(
     "--image-size", type=int, help="Side in pixels. Default: as trained."
 )
+labelled_option = click.option(
+    "--dataset",
+    default="shapes",
+    show_default=True,
+    metavar="NAME|DIR",
+    help="Labelled images, with a train and a test split.",
+)
+picture_option = click.option(
+    "--picture",
+    metavar="FILE",
+    help="Draw the confusion matrix there (.png, .pdf or .svg).",
+)
+json_option = click.option(
+    "--json", "json_file", type=click.Path(), help="Write it there."
+)
 
 
 def recipe_options(function):

@@ -2,25 +2,32 @@
 
 import tensorflow as tf
 
+BLOCK = 16384  # Negatives whose similarities are held at once.
 
-def info_nce(positive, negative, temperature, excluded=None):
-    """The InfoNCE loss of each query: one positive key against the negatives.
 
-    Cross-entropy of a softmax over 1 + K similarities in which the positive
-    is the right answer. Chance is `ln(K + 1)`.
+def info_nce(query, key, negatives, temperature, excluded=None):
+    """The InfoNCE loss of each query: its own key against the negatives.
+
+    Cross-entropy of a softmax over 1 + K cosines in which that of the query's
+    own key is the right answer. Chance is `ln(K + 1)`. The cosines are held in
+    blocks, never all of them: with 65536 keys they take 64 MB for 256 queries.
 
     Args:
-        positive: Float tensor (batch,). Cosine of each query and its key.
-        negative: Float tensor (batch, K). Cosines of queries and negatives.
+        query: Float tensor (batch, dim), rows of unit length.
+        key: Float tensor (batch, dim), rows of unit length.
+        negatives: Float tensor (K, dim), rows of unit length. They get no
+            gradient, as in the papers.
         temperature: Float > 0.
         excluded: Bool tensor (batch, K) or None. Negatives left out of the
             sum, such as keys of the query's own image.
 
     Returns:
-        Float32 tensor (batch,), in nats.
+        Three float32 tensors (batch,): the loss in nats, the cosine of the
+        query's own key, and that of the nearest negative.
 
     Example:
-        >>> float(info_nce(tf.ones(1), tf.zeros((1, 3)), 1.0)[0])
+        >>> query, negatives = tf.eye(1, 4), tf.eye(4)[1:]
+        >>> float(info_nce(query, query, negatives, 1.0)[0][0])
         0.7436...  # ln(1 + 3 / e)
 
     Reference:
@@ -28,51 +35,54 @@ def info_nce(positive, negative, temperature, excluded=None):
         arXiv:1911.05722.
     """
     # Half precision overflows at exp(1 / 0.07).
-    positive = tf.cast(positive, tf.float32) / temperature
-    negative = tf.cast(negative, tf.float32)
-    if excluded is not None:
-        negative = tf.where(excluded, negative.dtype.min, negative)
-    # log(e^p + sum e^n) - p = softplus(log(sum e^n) - p): the two parts are
-    # never concatenated.
-    return tf.nn.softplus(_log_sum_exp(negative, temperature) - positive)
+    query, key, negatives = (
+        tf.cast(x, tf.float32) for x in (query, key, negatives)
+    )
+    positive = tf.reduce_sum(query * key, axis=1)
+    others, nearest = _log_sum_exp(query, negatives, temperature, excluded)
+    # log(e^p + sum e^n) - p = softplus(log(sum e^n) - p).
+    loss = tf.nn.softplus(others - positive / temperature)
+    return loss, positive, nearest
 
 
-def _log_sum_exp(similarity, temperature):
-    """log(sum(exp(similarity / temperature))) of each row.
+def _log_sum_exp(query, negatives, temperature, excluded):
+    """log(sum(exp(cosine / temperature))) over the negatives, and their top.
 
-    The (batch, K) exponentials are kept for the gradient, and no other array
-    of that size: with 65536 keys one takes 64 MB for 256 queries.
+    Its gradient, the negatives' mean by softmax, is made along with it.
     """
 
     @tf.custom_gradient
-    def compute(similarity):
-        top = tf.reduce_max(similarity, axis=1)
-        weight = tf.exp((similarity - top[:, None]) / temperature)
-        total = tf.reduce_sum(weight, axis=1)
+    def compute(query):
+        tops, totals, sums = [], [], []
+        for rows in _blocks(negatives.shape[0]):
+            # After the block before, or all would be held after all.
+            with tf.control_dependencies(sums[-1:]):
+                block = negatives[rows]
+            cosine = tf.matmul(query, block, transpose_b=True)
+            if excluded is not None:
+                cosine = tf.where(excluded[:, rows], cosine.dtype.min, cosine)
+            tops.append(tf.reduce_max(cosine, axis=1))
+            weight = tf.exp((cosine - tops[-1][:, None]) / temperature)
+            totals.append(tf.reduce_sum(weight, axis=1))
+            sums.append(tf.matmul(weight, block))
+        top = tf.reduce_max(tops, axis=0)
+        scale = tf.exp((tops - top) / temperature)  # (blocks, batch)
+        total = tf.reduce_sum(scale * totals, axis=0)
+        mean = tf.reduce_sum(scale[:, :, None] * sums, axis=0) / total[:, None]
 
-        def gradient(upstream):
-            return weight * (upstream / (total * temperature))[:, None]
+        def gradient(upstream, _):
+            return mean * (upstream / temperature)[:, None]
 
-        return tf.math.log(total) + top / temperature, gradient
+        return (tf.math.log(total) + top / temperature, top), gradient
 
-    return compute(similarity)
+    return compute(query)
 
 
-def contrast_top1(positive, negative, excluded=None):
-    """Share of queries whose own key is nearer than every negative.
-
-    Args:
-        positive: Float tensor (batch,).
-        negative: Float tensor (batch, K).
-        excluded: Bool tensor (batch, K) or None.
-
-    Returns:
-        Float32 scalar in [0, 1].
-    """
-    if excluded is not None:
-        negative = tf.where(excluded, negative.dtype.min, negative)
-    nearest = tf.reduce_max(negative, axis=1)
-    return tf.reduce_mean(tf.cast(positive > nearest, tf.float32))
+def _blocks(count):
+    """Slices of BLOCK rows; one where the number of rows is not known."""
+    if count is None:
+        return [slice(None)]
+    return [slice(start, start + BLOCK) for start in range(0, count, BLOCK)]
 
 
 def feature_std(features):

@@ -15,7 +15,7 @@ from keras_moco.layers import (
     num_groups,
     swap_batch_norm,
 )
-from keras_moco.losses import contrast_top1, feature_std, info_nce
+from keras_moco.losses import feature_std, info_nce
 from keras_moco.memory_bank import MemoryBank
 from keras_moco.queue import KeyQueue, unit_length
 from keras_moco.schedules import CosineMomentum
@@ -306,10 +306,10 @@ class MoCo(keras.Model):
 
     def contrast(self, query, key, index=None):
         """The mean loss of queries against their keys and the negatives."""
-        positive = tf.reduce_sum(query * key, axis=1)  # (batch,)
         negatives, excluded = self.negatives(key, index)
-        negative = tf.matmul(query, negatives, transpose_b=True)  # (batch, K)
-        loss = info_nce(positive, negative, self.temperature, excluded)
+        loss, positive, nearest = info_nce(
+            query, key, negatives, self.temperature, excluded
+        )
         self.positive_tracker.update_state(positive)
         # The mean over all pairs is the product of the means.
         self.negative_tracker.update_state(
@@ -320,7 +320,7 @@ class MoCo(keras.Model):
             )
         )
         self.contrast_top1.update_state(
-            contrast_top1(positive, negative, excluded),
+            tf.cast(positive > nearest, tf.float32),
             sample_weight=self.key_queue.is_full(),
         )
         return tf.reduce_mean(loss)

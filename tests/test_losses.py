@@ -1,81 +1,114 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from keras_moco.losses import contrast_top1, feature_std, info_nce
+from keras_moco import losses
+from keras_moco.losses import feature_std, info_nce
 
 
-def numpy_info_nce(positive, negative, temperature, excluded=None):
-    logits = np.concatenate([positive[:, None], negative], axis=1) / temperature
+def numpy_info_nce(query, key, negatives, temperature, excluded=None):
+    """Losses and their gradient to the query, in float64."""
+    negative = query @ negatives.T
     if excluded is not None:
-        logits[:, 1:][excluded] = -np.inf
+        negative[excluded] = -np.inf
+    positive = (query * key).sum(axis=1, keepdims=True)
+    logits = np.concatenate([positive, negative], axis=1) / temperature
     logits -= logits.max(axis=1, keepdims=True)
-    return np.log(np.exp(logits).sum(axis=1)) - logits[:, 0]
+    answer = np.exp(logits)
+    total = answer.sum(axis=1, keepdims=True)
+    answer /= total
+    pull = answer[:, 1:] @ negatives + (answer[:, :1] - 1) * key
+    return np.log(total)[:, 0] - logits[:, 0], pull / temperature
 
 
-def draw(batch=5, negatives=7):
+def draw(batch=5, negatives=7, dim=16):
     rng = np.random.default_rng(0)
-    return rng.uniform(-1, 1, batch), rng.uniform(-1, 1, (batch, negatives))
+    rows = rng.normal(size=(2 * batch + negatives, dim))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows[:batch], rows[batch : 2 * batch], rows[2 * batch :]
 
 
-def test_info_nce_is_cross_entropy_of_the_positive():
-    positive, negative = draw()
-    loss = info_nce(positive, negative, 0.07)
-    np.testing.assert_allclose(
-        loss, numpy_info_nce(positive, negative, 0.07), rtol=1e-5
-    )
-
-
-def test_gradient_is_that_of_the_softmax():
-    positive, negative = draw()
-    x, y = tf.constant(positive, tf.float32), tf.constant(negative, tf.float32)
+def gradient_of(query, key, negatives, temperature, excluded=None):
+    query = tf.cast(query, tf.float32)
     with tf.GradientTape() as tape:
-        tape.watch([x, y])
-        loss = tf.reduce_sum(info_nce(x, y, 0.07))
-    logits = np.concatenate([positive[:, None], negative], axis=1) / 0.07
-    answer = np.exp(logits - logits.max(axis=1, keepdims=True))
-    answer /= answer.sum(axis=1, keepdims=True)
-    of_positive, of_negative = tape.gradient(loss, [x, y])
-    np.testing.assert_allclose(
-        of_positive, (answer[:, 0] - 1) / 0.07, rtol=1e-4
-    )
-    np.testing.assert_allclose(of_negative, answer[:, 1:] / 0.07, rtol=1e-4)
+        tape.watch(query)
+        loss = info_nce(query, key, negatives, temperature, excluded)[0]
+    return loss, tape.gradient(loss, query)
+
+
+@pytest.fixture(params=["one block", "blocks", "of unknown number"])
+def call(request, monkeypatch):
+    """`gradient_of` with the negatives in one block, in three, in one."""
+    if request.param == "blocks":
+        monkeypatch.setattr(losses, "BLOCK", 3)
+    if request.param != "of unknown number":
+        return gradient_of
+    rows = tf.TensorSpec((None, 16), tf.float32)
+    signature = [rows, rows, rows, tf.TensorSpec((), tf.float32)]
+    plain = tf.function(gradient_of, signature)
+    mask = tf.TensorSpec((None, None), tf.bool)
+    masked = tf.function(gradient_of, [*signature, mask])
+
+    def traced(*arguments):
+        *arrays, temperature = (
+            tf.constant(x, tf.float32) for x in arguments[:4]
+        )
+        function = plain if len(arguments) == 4 else masked
+        return function(*arrays, temperature, *arguments[4:])
+
+    return traced
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.07, 0.002])
+def test_info_nce_and_its_gradient_are_those_of_the_softmax(call, temperature):
+    views = draw()
+    loss, gradient = call(*views, temperature)
+    expected, pull = numpy_info_nce(*views, temperature)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient, pull, rtol=1e-3, atol=1e-4)
+
+
+def test_excluded_negatives_do_not_count(call):
+    views = draw()
+    excluded = np.random.default_rng(1).random((5, 7)) < 0.5
+    excluded[:, :3] |= np.arange(5)[:, None] == 2  # A whole block of one query.
+    loss, gradient = call(*views, 0.2, excluded)
+    expected, pull = numpy_info_nce(*views, 0.2, excluded)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, pull, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_and_gradient_vanish_when_all_are_excluded(call):
+    query, key, negatives = draw()
+    loss, gradient = call(query, key, negatives, 0.07, np.ones((5, 7), bool))
+    np.testing.assert_array_equal(loss, np.zeros(5))
+    np.testing.assert_array_equal(gradient, np.zeros((5, 16)))
 
 
 def test_equal_similarities_give_the_chance_loss():
-    loss = info_nce(tf.zeros(2), tf.zeros((2, 4096)), 0.2)
+    query = tf.one_hot([0, 0], 4)
+    others = tf.one_hot(tf.ones(4096, tf.int32), 4)
+    loss, *_ = info_nce(query, tf.one_hot([2, 2], 4), others, 0.2)
     np.testing.assert_allclose(loss, np.log(4097), rtol=1e-6)
 
 
-def test_excluded_negatives_do_not_count():
-    positive, negative = draw()
-    excluded = np.random.default_rng(1).random(negative.shape) < 0.5
-    loss = info_nce(positive, negative, 0.2, excluded)
-    np.testing.assert_allclose(
-        loss, numpy_info_nce(positive, negative, 0.2, excluded), rtol=1e-5
-    )
-
-
-def test_loss_and_gradient_stay_finite_when_all_are_excluded():
-    positive = tf.constant([0.3])
-    with tf.GradientTape() as tape:
-        tape.watch(positive)
-        loss = info_nce(positive, tf.ones((1, 3)), 0.07, tf.ones((1, 3), bool))
-    assert loss[0] == 0.0
-    assert tape.gradient(loss, positive)[0] == 0.0
+def test_cosines_of_the_own_key_and_of_the_nearest_negative(monkeypatch):
+    monkeypatch.setattr(losses, "BLOCK", 3)
+    query, key, negatives = draw()
+    _, positive, nearest = info_nce(query, key, negatives, 0.2)
+    np.testing.assert_allclose(positive, (query * key).sum(axis=1), rtol=1e-5)
+    cosine = query @ negatives.T
+    np.testing.assert_allclose(nearest, cosine.max(axis=1), rtol=1e-5)
+    excluded = cosine == cosine.max(axis=1, keepdims=True)
+    nearest = info_nce(query, key, negatives, 0.2, excluded)[2]
+    expected = np.sort(cosine, axis=1)[:, -2]
+    np.testing.assert_allclose(nearest, expected, rtol=1e-5)
 
 
 def test_half_precision_similarities_do_not_overflow():
-    ones = tf.ones((2, 3), tf.float16)
-    loss = info_nce(ones[:, 0], ones, 0.01)  # exp(100) is no float16
+    ones = tf.one_hot([1, 1, 1], 4, dtype=tf.float16)
+    loss = info_nce(ones, ones, ones, 0.01)[0]  # exp(100) is no float16
     np.testing.assert_allclose(loss, np.log(4), rtol=1e-4)
-
-
-def test_top1_counts_queries_whose_key_beats_every_negative():
-    positive = tf.constant([0.5, 0.5, 0.5])
-    negative = tf.constant([[0.4, 0.1], [0.6, 0.1], [0.4, 0.9]])
-    assert np.isclose(contrast_top1(positive, negative), 1 / 3)
-    excluded = tf.constant([[False, False], [True, False], [False, False]])
-    assert np.isclose(contrast_top1(positive, negative, excluded), 2 / 3)
 
 
 def test_feature_std_tells_spread_from_collapse():

@@ -12,6 +12,7 @@ from keras_moco.scores import check_labels, score
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 MOST_AXES = 4096  # Of more features the axes would take longer than they save.
+FLAT = 10  # The largest variance over the least, up to which axes may stay.
 RIDGE = 1e-3  # Of the variances; below it an axis is noise.
 CHUNK = 8192  # Rows whose logits are held at once.
 
@@ -70,7 +71,7 @@ def probe_features(
     learning_rates=LEARNING_RATES,
     weight_decays=WEIGHT_DECAYS,
     epochs=None,
-    batch_size=1024,
+    batch_size=750,
     holdout=0.1,
     seed=0,
     names=None,
@@ -90,9 +91,9 @@ def probe_features(
         learning_rates: Floats > 0. 1 would be about a Newton step.
         weight_decays: Floats >= 0, coupled, of the standardised features. All
             pairs with the learning rates are tried.
-        epochs: Int >= 1. None takes 3, and more where these are fewer than 120
+        epochs: Int >= 1. None takes 2, and more where these are fewer than 120
             steps.
-        batch_size: Int >= 1, at most that many images. Defaults to 1024.
+        batch_size: Int >= 1, at most that many images. Defaults to 750.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
         seed: Int. Of the holdout and of the order. Defaults to 0.
@@ -114,7 +115,10 @@ def probe_features(
     # Gathered once: rows that are apart in memory cost as much as the step.
     steps = math.ceil(len(kept) / batch_size)
     batches = [
-        (axes.rotate(training.features[rows]), training.labels[rows])
+        (
+            axes.rotate(training.features[rows]),
+            tf.constant(training.labels[rows]),
+        )
         for rows in np.array_split(kept, steps)
     ]
     chosen_by = axes.rotate(training.features[held]), training.labels[held]
@@ -126,7 +130,7 @@ def probe_features(
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     if epochs is None:
-        epochs = max(3, math.ceil(120 / steps))
+        epochs = max(2, math.ceil(120 / steps))
     for epoch in range(epochs):
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)
@@ -163,7 +167,8 @@ class _Axes:
 
     Trained features vary ten thousand times more along some axes than along
     others, where SGD would take as many steps more. On these axes each can have
-    a learning rate of its own. Statistics are those of a sample.
+    a learning rate of its own. Statistics are those of a sample. Features that
+    vary about as much along all axes stay as they are.
     """
 
     def __init__(self, features, order):
@@ -171,21 +176,26 @@ class _Axes:
         sample = np.asarray(features[order[: max(8192, 10 * width)]], "float32")
         self.mean, std = sample.mean(axis=0), sample.std(axis=0)
         varies = std > 1e-6 * np.abs(sample).max()
-        scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
-        self.turn = np.diag(scale).astype("float32")
-        self.variances = varies.astype("float32")
+        self.scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
+        self.scale = self.scale.astype("float32")
+        self.variances, self.turn = varies.astype("float32"), None
         if width <= MOST_AXES:
-            sample = (sample - self.mean) * scale.astype("float32")
+            sample = (sample - self.mean) * self.scale
             covariance = tf.matmul(sample, sample, transpose_a=True)
             values, axes = tf.linalg.eigh(covariance / len(sample))
-            self.variances = np.maximum(values, 0.0)
-            self.turn = scale[:, None].astype("float32") * axes.numpy()
+            if values[0] * FLAT < values[-1]:
+                self.variances = np.maximum(values, 0.0)
+                self.turn = np.eye(width + 1, dtype="float32")
+                self.turn[:-1, :-1] = axes
 
     def rotate(self, features):
         """Float32 (images, axes + 1); the last column is 1, for a bias."""
-        centred = np.asarray(features, "float32") - self.mean
-        rotated = tf.matmul(centred, self.turn)
-        return tf.pad(rotated, ((0, 0), (0, 1)), constant_values=1.0)
+        rows = np.ones((len(features), len(self.mean) + 1), "float32")
+        np.subtract(features, self.mean, out=rows[:, :-1], casting="same_kind")
+        rows[:, :-1] *= self.scale
+        if self.turn is None:
+            return tf.constant(rows)
+        return tf.matmul(rows, self.turn)
 
 
 class _Heads:
@@ -208,15 +218,21 @@ class _Heads:
         decays[-1] = 0.0  # The bias, as usual, does not decay.
         self.pace = tf.constant(pace, tf.float32)
         self.decays = tf.constant(decays, tf.float32)
+        rows = tf.TensorSpec((None, shape[0]), tf.float32)
+        labels = tf.TensorSpec((None,), tf.int64)
+        share = tf.TensorSpec((), tf.float32)
+        # Op by op a step takes half as long again.
+        self.train = tf.function(self._train, [rows, labels, share])
 
-    def train(self, rows, labels, cosine):
+    def _train(self, rows, labels, cosine):
         """One step of SGD with momentum 0.9, at a share of the full rate."""
         logits = self._logits(rows)
         truth = tf.one_hot(labels, self.classes)[:, :, None]
         odds = tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True))
         error = odds / tf.reduce_sum(odds, axis=1, keepdims=True) - truth
-        error = tf.reshape(error, (len(rows), -1))
-        gradient = tf.matmul(rows, error, transpose_a=True) / len(rows)
+        error = tf.reshape(error, (-1, self.weights.shape[1]))
+        gradient = tf.matmul(rows, error, transpose_a=True)
+        gradient /= tf.cast(tf.shape(rows)[0], tf.float32)
         tf.raw_ops.ResourceApplyMomentum(
             var=self.weights.handle,
             accum=self.velocity.handle,
@@ -250,7 +266,8 @@ class _Heads:
 
     def _logits(self, rows):
         logits = tf.matmul(rows, self.weights)
-        return tf.reshape(logits, (len(rows), self.classes, -1))
+        settings = self.weights.shape[1] // self.classes
+        return tf.reshape(logits, (tf.shape(rows)[0], self.classes, settings))
 
 
 def _ranking(rows, weights):

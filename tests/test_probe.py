@@ -94,6 +94,17 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     np.testing.assert_allclose(axes.variances.sum(), 5.0, atol=0.01)
 
 
+def test_features_alike_in_all_directions_are_standardised_alone():
+    draw = np.random.default_rng(0)
+    features = (draw.normal(size=(5000, 4)) * [1, 10, 0.1, 5] + 3).astype("f")
+    axes = _Axes(features, np.arange(5000))
+    expected = (features - features.mean(axis=0)) / features.std(axis=0)
+    found = axes.rotate(features).numpy()
+    np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found[:, -1], 1.0)
+    np.testing.assert_allclose(axes.variances, 1.0)
+
+
 def test_axes_of_little_variance_are_learned_as_well():
     """SGD on the features as they are would take thousands of steps."""
     draw = np.random.default_rng(0)

@@ -239,6 +239,8 @@ PRESETS = {
         weight_decay=5e-4,
         # Without it the encoder collapses before the queue holds real keys.
         warmup_epochs=0.4,
+        # Smaller crops cut the figures, which fill a part of the image.
+        crop_scale=(0.4, 1.0),
         jitter=(0.4, 0.4, 0.4, 0.4),
         blur=(0.0, 0.0),
         mean=(0.5, 0.5, 0.5),

@@ -9,7 +9,7 @@ from keras_moco import extract
 from keras_moco.extract import Features, check_features, warn_if_constant
 from keras_moco.scores import check_labels, score
 
-LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
+LEARNING_RATES = (0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 MOST_AXES = 4096  # Of more features the axes would take longer than they save.
 FLAT = 10  # The largest variance over the least, up to which axes may stay.
@@ -71,7 +71,7 @@ def probe_features(
     learning_rates=LEARNING_RATES,
     weight_decays=WEIGHT_DECAYS,
     epochs=None,
-    batch_size=750,
+    batch_size=2048,
     holdout=0.1,
     seed=0,
     names=None,
@@ -91,9 +91,9 @@ def probe_features(
         learning_rates: Floats > 0. 1 would be about a Newton step.
         weight_decays: Floats >= 0, coupled, of the standardised features. All
             pairs with the learning rates are tried.
-        epochs: Int >= 1. None takes 2, and more where these are fewer than 120
+        epochs: Int >= 1. None takes 2, and more where these are fewer than 44
             steps.
-        batch_size: Int >= 1, at most that many images. Defaults to 750.
+        batch_size: Int >= 1, at most that many images. Defaults to 2048.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
         seed: Int. Of the holdout and of the order. Defaults to 0.
@@ -130,7 +130,7 @@ def probe_features(
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     if epochs is None:
-        epochs = max(2, math.ceil(120 / steps))
+        epochs = max(2, math.ceil(44 / steps))
     for epoch in range(epochs):
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)

@@ -61,8 +61,7 @@ def main(vary, study, seeds, jobs, folder, **options):
         for name, count in (("--seeds", seeds), ("--jobs", jobs)):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be >= 1. Received: {count}")
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--to must be a folder; {folder} is a file.")
+        check_folder(folder)
         chosen = choose_study(vary, study)
         presets = check(chosen, options)
         words = pretrain_words(options)
@@ -97,6 +96,18 @@ def main(vary, study, seeds, jobs, folder, **options):
         leave(130)
     if errors:
         sys.exit(1)
+
+
+def check_folder(folder):
+    """Raises where the folder is a file, or holds what no ablation wrote."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--to must be a folder; {folder} is a file.")
+    there = {path.name for path in folder.iterdir()} if folder.exists() else ()
+    if set(there) - {"lock", "ablation.tmp"} and "ablation.json" not in there:
+        raise ValueError(
+            f"{folder} holds files that are no ablation. Give a new or empty "
+            "folder with --to."
+        )
 
 
 def choose_study(vary, study):

@@ -110,7 +110,7 @@ def main(
         run_dir=run_dir,
         export_to=export_to,
     )
-    click.echo(km.results.result_lines("finetuned", result))
+    click.echo(km.results.result_lines("finetuned", result, names))
     km.save_results(
         {"finetuned": result},
         names,

@@ -29,9 +29,9 @@ from keras_moco.options import (
 @image_size_option
 @data_dir_option
 @click.option(
-    "--epochs", type=int, help="Default: 3, more of small data; augmented 100."
+    "--epochs", type=int, help="Default: 2, more of small data; augmented 100."
 )
-@click.option("--batch-size", type=int, help="Default: 1024, augmented 256.")
+@click.option("--batch-size", type=int, help="Default: 2048, augmented 256.")
 @click.option(
     "--learning-rate",
     type=float,
@@ -126,7 +126,8 @@ def main(
     results = {}
     for name, model in encoders.items():
         results[name] = probe(name, model)
-        click.echo(km.results.result_lines(name, results[name]))
+        by_class = names if name == first else ()
+        click.echo(km.results.result_lines(name, results[name], by_class))
     km.save_results(
         results,
         names,

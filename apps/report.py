@@ -9,7 +9,7 @@ import pathlib
 
 import click
 
-from keras_moco.errors import UserError, one_line_errors
+from keras_moco.errors import UserError, one_line_errors, wrap
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 SAMPLE = 1000  # Images whose features are looked at.
@@ -54,7 +54,10 @@ def main(runs, path, dataset, data_dir, curves_only):
     for run in found:
         if not curves_only:
             click.echo(f"{run['path']}: images and features ...")
+            said = len(run["notes"])
             run["pictures"] += look_inside(run, dataset, data_dir)
+            for note in run["notes"][said:]:
+                click.echo(wrap(note))
         run["pictures"] += confusion(run)
     environment = jinja2.Environment(
         autoescape=True,
@@ -87,10 +90,7 @@ def read_run(folder, name):
     run = km.run.RunFolder(folder, None)
     settings = run.settings
     rows = list(itertools.takewhile(has_loss, run.metrics()))
-    if missing := {"queue_size", "batch_size", "epochs"} - set(settings):
-        raise UserError(
-            f"{run.path}/run.json is damaged: it lacks {sorted(missing)}."
-        )
+    run.require("queue_size", "batch_size", "epochs")
     lines = run.path / "metrics.jsonl"
     lines = lines.read_text(errors="replace") if lines.exists() else ""
     if not rows:

@@ -3,6 +3,7 @@
 import contextlib
 
 import keras
+import psutil
 
 from keras_moco import distribute
 from keras_moco.data.encoded import StreamedImages
@@ -51,6 +52,7 @@ def prepare(
     preset_name, preset = find_preset(preset, dataset)
     if isinstance(settings, str):
         settings = (settings,)
+    settings = settings or ()
     fields = dict(parse_setting(text) for text in settings)
     fields |= {k: value for k, value in changes.items() if value is not None}
     preset = preset.replace(**fields)
@@ -81,6 +83,7 @@ def prepare(
         or (1 if preset.sync_batch_norm else default_groups(preset.batch_size)),
     )
     check_batch(preset)
+    check_queue(preset)
     return preset_name, preset, images, source
 
 
@@ -102,6 +105,19 @@ def check_batch(preset):
             f"{preset.batch_norm_groups}"
         )
     check_groups(share, groups_per_replica(preset))
+
+
+def check_queue(preset):
+    """Raises where the keys of the queue alone are more than the memory."""
+    need = 4 * preset.queue_size * preset.head_output_dim
+    total = psutil.virtual_memory().total
+    if need > total:
+        raise ValueError(
+            f"A queue of {preset.queue_size:,} keys of "
+            f"{preset.head_output_dim} numbers takes {need / 1e9:,.0f} GB; "
+            f"this machine has {total / 1e9:,.0f} GB. Give a smaller "
+            "`queue_size`."
+        )
 
 
 def check_choice(name, value, known):

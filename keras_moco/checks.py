@@ -255,15 +255,17 @@ def queue_turnovers(preset, plan):
     turnovers = total / to_fill
     keys = turnovers * preset.queue_size
     least = min(plan.num_images / 4, keys / 10)
-    smaller = f"--set queue_size={max(64, 2 ** int(math.log2(max(least, 1))))}"
+    smaller = max(64, 2 ** int(math.log2(max(least, 1))))
+    advice = "Take more epochs"
+    if smaller < preset.queue_size:
+        advice += f", or --set queue_size={smaller}"
     if turnovers < 1:
         return [
             Finding(
                 NOTE,
                 "The queue will not fill: that takes "
                 f"{math.ceil(to_fill):,} steps, and there are {total:,}. Until "
-                "then the loss looks better than it is. Take a smaller one: "
-                f"{smaller}",
+                f"then the loss looks better than it is. {advice}.",
             )
         ]
     if turnovers < 10:
@@ -271,8 +273,7 @@ def queue_turnovers(preset, plan):
             Finding(
                 NOTE,
                 f"The queue turns over {turnovers:.1f} times in the whole run; "
-                "below 10 there is little to see. Take more epochs, or "
-                f"{smaller}",
+                f"below 10 there is little to see. {advice}.",
             )
         ]
     if to_fill <= 1:

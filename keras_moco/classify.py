@@ -240,8 +240,7 @@ class _EpochLog(keras.callbacks.Callback):
         self.writer = tf.summary.create_file_writer(str(run.path))
 
     def on_train_begin(self, logs=None):
-        self.begin_time = time.perf_counter()
-        self.epochs_here = 0
+        self.epoch_ends = [time.perf_counter()]
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch_time = time.perf_counter()
@@ -275,9 +274,8 @@ class _EpochLog(keras.callbacks.Callback):
                     tf.summary.scalar(name, value)
         self.writer.flush()
         save(self.run, self.model, LAST)
-        self.epochs_here += 1
-        spent = time.perf_counter() - self.begin_time
-        left = spent / self.epochs_here * (self.epochs - epoch - 1)
+        self.epoch_ends.append(time.perf_counter())
+        left = terminal.seconds_left(self.epoch_ends, self.epochs - epoch - 1)
         self.say(terminal.epoch_line(row, self.epochs, left))
 
 

@@ -203,8 +203,8 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
     say_broken(bank.images, test.images)
     click.echo(
-        f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
-        f"T {temperature:g})"
+        f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k "
+        f"{min(k, len(bank.images))}, T {temperature:g})"
     )
     if json_file:
         result = {"knn_top1": top1, "k": k, "temperature": temperature}

@@ -62,14 +62,14 @@ def split_cpu(count):
     """Splits the CPU into logical devices, to try several without a GPU.
 
     Args:
-        count: Int >= 1. To be called before TensorFlow computes anything.
+        count: Int in 1..256. To be called before TensorFlow computes anything.
 
     Example:
         >>> split_cpu(2)
         >>> strategy = choose_strategy("all")
     """
-    if count < 1:
-        raise ValueError(f"There must be 1 CPU at least. Received: {count}")
+    if not 1 <= count <= 256:
+        raise ValueError(f"There must be 1 to 256 CPUs. Received: {count}")
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * count
     tf.config.set_logical_device_configuration(cpu, parts)

@@ -31,8 +31,13 @@ def one_line_errors(function):
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
             leave(130)
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) or raised_here(error):
+        except OSError as error:
+            text = " ".join(str(error).split())
+            if error.strerror and error.filename:
+                text = f"{error.filename}: {error.strerror}."
+            raise UserError(text) from error
+        except ValueError as error:
+            if raised_here(error):
                 raise UserError(" ".join(str(error).split())) from error
             raise
         except Exception as error:

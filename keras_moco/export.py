@@ -5,11 +5,13 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 
 import keras
 import tensorflow as tf
 
 from keras_moco.layers import plain_float32
+from keras_moco.notes import read_json
 
 EXPORTED = {
     "saved_model.pb",
@@ -154,20 +156,23 @@ def check_writable(folder):
     """Raises unless a folder can be made or written at that place."""
     place = pathlib.Path(folder).absolute()
     while not place.exists():
+        if place.is_symlink():
+            raise ValueError(f"{folder}: {place} is a link that leads nowhere.")
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"{folder} cannot be a folder: {place} is a file.")
-    if not os.access(place, os.W_OK | os.X_OK):
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
         raise ValueError(
-            f"{folder} cannot be written: no permission in {place}. Give "
+            f"{folder} cannot be written: {error.strerror} ({place}). Give "
             "another folder."
-        )
+        ) from error
 
 
 def read_card(folder):
     """The `card.json` of an export folder; {} where there is none."""
     card = pathlib.Path(folder) / "card.json"
     with contextlib.suppress(OSError, ValueError):
-        content = json.loads(card.read_text())
-        return content if isinstance(content, dict) else {}
+        return read_json(card)
     return {}

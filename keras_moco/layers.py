@@ -198,7 +198,7 @@ def groups_per_replica(preset):
 
 def check_groups(batch_size, groups):
     """Raises unless a batch falls into groups of two or more samples."""
-    if batch_size % groups or (groups > 1 and batch_size // groups < 2):
+    if batch_size % groups or batch_size // groups < 2:
         raise ValueError(
             "`batch_norm_groups` must divide the batch into groups of at least "
             f"2 samples. Received: batch_norm_groups={groups}, "

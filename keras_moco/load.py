@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import zipfile
 
 import keras
 import tensorflow as tf
@@ -77,6 +78,7 @@ def load_run(run_dir):
     run = RunFolder(path, None)
     if not checkpoints(path / FOLDER):
         raise ValueError(f"The run in {path} has no checkpoint yet.")
+    run.require("precision")
     preset = run_preset(run)
     if preset.encoder not in encoder_names():
         raise ValueError(
@@ -100,15 +102,15 @@ def run_preset(run):
     Args:
         run: `RunFolder`.
     """
+    run.require("queue_size", "batch_size", "epochs", "encoder")
     fields = {field.name for field in dataclasses.fields(Preset)}
-    return Preset(
-        summary="",
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in run.settings.items()
-            if name in fields
-        },
-    )
+    known = {k: v for k, v in run.settings.items() if k in fields}
+    try:
+        return Preset(summary="", **known)
+    except ValueError as error:
+        raise ValueError(
+            f"{run.path / 'run.json'} is damaged: {error}"
+        ) from error
 
 
 def trained_image_size(place):
@@ -131,9 +133,17 @@ def trained_image_size(place):
 
 
 def _load_keras(path):
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is damaged: it is no whole Keras file.")
     try:
         return keras.models.load_model(path, compile=False, safe_mode=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        zipfile.BadZipFile,
+    ) as error:
         if "safe_mode" in str(error):
             raise ValueError(
                 f"{path} holds Python code (as a Lambda layer does), and code "

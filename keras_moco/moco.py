@@ -511,9 +511,9 @@ class MoCo(keras.Model):
     def _check_batches(self, spec):
         groups = num_groups(self.encoder)
         replicas = self.distribute_strategy.num_replicas_in_sync
-        if groups == replicas == 1:
-            return
         batch_size = tf.nest.flatten(spec)[0].shape[0]
+        if batch_size is None and groups == replicas == 1:
+            return
         if batch_size is None:
             raise ValueError(
                 "Batches must have a known size where several replicas or "

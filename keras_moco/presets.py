@@ -8,6 +8,7 @@ TensorFlow. A preset is read by `MoCo.from_preset`, `build_optimizer`,
 import dataclasses
 import difflib
 import math
+import numbers
 import typing
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -144,8 +145,12 @@ class Preset:
     epochs: int = 200
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            _check(self, field.name, _is_finite, "finite")
+        for name, kind in typing.get_type_hints(Preset).items():
+            value = getattr(self, name)
+            if isinstance(value, list):  # As JSON has tuples.
+                object.__setattr__(self, name, tuple(value))
+            check_kind(name, getattr(self, name), kind)
+            _check(self, name, _is_finite, "finite")
         at_least = {
             "queue_size": 0,
             "head_layers": 1,
@@ -155,11 +160,15 @@ class Preset:
             "weight_decay": 0,
             "warmup_epochs": 0,
             "width": 1,
-            "batch_size": 1,
+            "batch_size": 2,  # Normalising by one image leaves nothing.
             "epochs": 1,
         }
         for name, low in at_least.items():
             _check(self, name, lambda value, low=low: value >= low, f">= {low}")
+        # Beyond these no machine answers, not even with an error.
+        at_most = {"image_size": 8192, "width": 8192, "head_output_dim": 65536}
+        for name, top in at_most.items():
+            _check(self, name, lambda v, top=top: (v or 0) <= top, f"<= {top}")
         for name in ("image_size", "head_hidden_dim", "batch_norm_groups"):
             _check(self, name, lambda v: v is None or v >= 1, ">= 1")
         for name in (
@@ -210,6 +219,42 @@ class Preset:
             View(blur=blur, solarize=solarize, **common)
             for blur, solarize in zip(self.blur, self.solarize, strict=True)
         )
+
+
+def check_kind(name, value, kind):
+    """Raises unless an argument is of its type; whole numbers are floats.
+
+    Args:
+        name: Str. What the argument is called.
+        value: The argument.
+        kind: Type, such as `int | None` or `tuple[float, float]`.
+    """
+    if not _is_kind(value, kind):
+        raise ValueError(
+            f"`{name}` is of type {_kind_name(kind)}. Received: {value!r}"
+        )
+
+
+def _is_kind(value, kind):
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if ... in arguments:
+            arguments = arguments[:1] * len(value)
+        return len(value) == len(arguments) and all(
+            map(_is_kind, value, arguments)
+        )
+    if arguments:
+        return any(_is_kind(value, part) for part in arguments)
+    numeric = {int: numbers.Integral, float: numbers.Real}
+    if kind in numeric and isinstance(value, bool):
+        return False
+    return isinstance(value, numeric.get(kind, kind))
+
+
+def _kind_name(kind):
+    return str(kind) if typing.get_args(kind) else kind.__name__
 
 
 def _is_finite(value):
@@ -326,7 +371,8 @@ def find_preset(name, dataset):
     """Returns the name of a preset and the preset.
 
     Args:
-        name: Str, or None for the one that suits the dataset.
+        name: Str, `Preset` (it is called "own"), or None for the one that
+            suits the dataset.
         dataset: What `pretrain` takes; "shapes", "cifar10" and "stl10" have
             presets of their own, the rest gets MoCo v2.
 
@@ -338,6 +384,9 @@ def find_preset(name, dataset):
         name = (
             own.get(dataset, "moco_v2") if type(dataset) is str else "moco_v2"
         )
+    if isinstance(name, Preset):
+        return "own", name
+    check_kind("preset", name, str)
     if name not in PRESETS:
         raise ValueError(
             f"There is no preset {name!r}. {nearest(name, PRESETS)}"
@@ -370,6 +419,7 @@ def parse_setting(text):
         >>> parse_setting("crop_scale=0.2,1")
         ('crop_scale', (0.2, 1.0))
     """
+    check_kind("settings", text, str)
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not equals:
@@ -383,11 +433,9 @@ def parse_setting(text):
     try:
         return name, _parse(value, types[name])
     except ValueError as error:
-        wanted = getattr(types[name], "__name__", str(types[name]))
-        if typing.get_args(types[name]):
-            wanted = str(types[name])
         raise ValueError(
-            f"`{name}` is of type {wanted}. Received: {value!r}"
+            f"`{name}` is of type {_kind_name(types[name])}. Received: "
+            f"{value!r}"
         ) from error
 
 

@@ -35,6 +35,7 @@ from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
 from keras_moco.load import load_run
+from keras_moco.presets import check_kind
 from keras_moco.projector import write_projector
 from keras_moco.quality import QualityMonitor
 from keras_moco.run import (
@@ -89,7 +90,8 @@ def pretrain(
         dataset: "shapes" (built in), a TFDS name, a folder of images (flat, or
             with `train` and `test` in it), several in a list, or a uint8 array
             (N, H, W, 3).
-        preset: Name in `PRESETS`, or None for the one that suits the dataset.
+        preset: Name in `PRESETS`, a `Preset` of your own, or None for the one
+            that suits the dataset.
         settings: "FIELD=VALUE" strings that change fields of the preset.
         encoder: Name of an encoder, or a `keras.Model` (built, images ->
             features). None takes the preset's.
@@ -277,14 +279,20 @@ def pretrain(
             )
             return {"run": str(run.path), "stopped": checkpoint.stopped}
         rows = log.rows or run.metrics()
+        last = rows[-1] if rows else {}  # The log may have been damaged.
+        speeds = [
+            row["images_per_second"]
+            for row in rows
+            if "images_per_second" in row
+        ]
         result = {
-            "knn_top1": rows[-1].get("knn_top1"),
+            "knn_top1": last.get("knn_top1"),
             **baselines,
-            "loss": rows[-1]["loss"],
+            "loss": last.get("loss"),
             # The first epoch of a process compiles.
-            "images_per_second": statistics.median(
-                row["images_per_second"] for row in rows[1:] or rows
-            ),
+            "images_per_second": statistics.median(speeds[1:] or speeds)
+            if speeds
+            else None,
             "seconds": round(time.perf_counter() - begin, 1),
             "peak_memory_mb": round(peak_memory_mb()),
             "run": str(run.path),
@@ -417,6 +425,7 @@ def _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch):
     check_choice("precision", precision, PRECISIONS)
     check_choice("jit", jit, JIT)
     check_choice("augment", augment, ("cpu", "device"))
+    check_kind("seed", seed, int)
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32. Received: {seed}")
     for name, value, low in (
@@ -424,6 +433,7 @@ def _check_options(precision, jit, augment, seed, knn_every, steps_per_epoch):
         ("knn_every", knn_every, 0),
         ("steps_per_epoch", steps_per_epoch, 1),
     ):
+        check_kind(name, value, int | None)
         if value is not None and value < low:
             raise ValueError(f"`{name}` must be >= {low}. Received: {value}")
 

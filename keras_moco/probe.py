@@ -15,6 +15,20 @@ MOST_AXES = 4096  # Of more features the axes would take longer than they save.
 FLAT = 10  # The largest variance over the least, up to which axes may stay.
 RIDGE = 1e-3  # Of the variances; below it an axis is noise.
 CHUNK = 8192  # Rows whose logits are held at once.
+RANGES = {
+    "learning_rates": (
+        lambda v: len(v) > 0 and all(0 < x < math.inf for x in v),
+        "> 0",
+    ),
+    "weight_decays": (
+        lambda v: len(v) > 0 and all(0 <= x < math.inf for x in v),
+        ">= 0",
+    ),
+    "epochs": (lambda v: v >= 1, ">= 1"),
+    "batch_size": (lambda v: v >= 1, ">= 1"),
+    "holdout": (lambda v: 0 < v < 1, "between 0 and 1"),
+    "seed": (lambda v: 0 <= v < 2**32, "from 0 to 2**32 - 1"),
+}
 
 
 def linear_probe(encoder, bank, test, **options):
@@ -51,6 +65,8 @@ def linear_probe(encoder, bank, test, **options):
         Section 4.1 of He et al. 2019, arXiv:1911.05722, whose protocol trains
         on augmented images instead.
     """
+    # Before the features, which take longer.
+    _check_numbers(**{k: v for k, v in options.items() if k in RANGES})
     bank = extract.features(encoder, bank)
     test = extract.features(encoder, test)
     return probe_features(
@@ -104,6 +120,14 @@ def probe_features(
         Dict, see `keras_moco.scores.score`. Its `setting` has `learning_rate`,
         `weight_decay` and `epoch`.
     """
+    _check_numbers(
+        learning_rates=learning_rates,
+        weight_decays=weight_decays,
+        epochs=epochs,
+        batch_size=batch_size,
+        holdout=holdout,
+        seed=seed,
+    )
     training = Features(np.asarray(features), labels, names)
     test = Features(np.asarray(test_features), test_labels, test_names)
     classes = _check(training, test)
@@ -275,6 +299,13 @@ def _ranking(rows, weights):
     classes = weights.shape[1]
     logits = tf.matmul(rows, weights)
     return tf.math.top_k(logits, min(5, classes)).indices.numpy()
+
+
+def _check_numbers(**numbers):
+    for name, value in numbers.items():
+        holds, expected = RANGES[name]
+        if value is not None and not holds(value):
+            raise ValueError(f"`{name}` must be {expected}. Received: {value}")
 
 
 def _check(training, test):

@@ -14,12 +14,13 @@ from tensorboard.plugins.hparams import api as hparams
 from keras_moco.pictures import check_picture, draw_confusion
 
 
-def result_lines(name, result):
+def result_lines(name, result, names=()):
     """Accuracy, the setting that gave it, and how it was selected.
 
     Args:
         name: Str. What the result is of, such as "encoder".
         result: Dict of `score`.
+        names: List of str. Of the classes, to say the accuracy of each.
 
     Returns:
         Str of three lines or more, within 80 columns.
@@ -32,11 +33,19 @@ def result_lines(name, result):
     setting = dict(result["setting"])
     epoch = setting.pop("epoch")
     lines = [
-        f"top-1 {top1:.2f} % ({low:.1f} to {high:.1f}), top-5 {top5:.2f} %",
+        f"top-1 {top1:.2f} % ({low:.1f} to {high:.1f})"
+        + (f", top-5 {top5:.2f} %" if len(result["per_class"]) > 5 else ""),
         f"epoch {epoch}, with {holdout:.2f} % on the holdout; last epoch "
         f"{last:.2f} %",
         ", ".join(f"{k.replace('_', ' ')} {v:g}" for k, v in setting.items()),
     ]
+    shares = [
+        f"{c} {100 * share:.1f} %"
+        for c, share in zip(names, result["per_class"], strict=False)
+        if share is not None
+    ]
+    if 0 < len(shares) <= 20:  # More are for the picture.
+        lines.append("by class: " + ", ".join(shares))
     indent = 11 * " "
     wrapped = [
         textwrap.fill(line, 80, initial_indent=indent, subsequent_indent=indent)

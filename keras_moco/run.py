@@ -25,6 +25,7 @@ import keras_moco
 from keras_moco import terminal
 from keras_moco.board import Board
 from keras_moco.export import check_export_folder, check_writable, read_card
+from keras_moco.notes import read_json
 from keras_moco.quality import feature_spread, key_age
 from keras_moco.verdict import judge
 
@@ -96,17 +97,23 @@ class RunFolder:
     def read(self, name):
         """Returns a JSON file of the folder; {} if it is not there."""
         try:
-            content = json.loads((self.path / name).read_text())
-            if not isinstance(content, dict):
-                raise ValueError("no object")
+            return read_json(self.path / name)
         except FileNotFoundError:
             return {}
         except ValueError as error:  # Not JSON, or not even text.
             raise ValueError(
-                f"{self.path / name} is damaged ({error}). Give another folder "
-                "with --run-dir."
+                f"{self.path / name} is damaged ({error}). Give another run "
+                "folder."
             ) from error
-        return content
+
+    def require(self, *names):
+        """Raises unless the settings of the run have all these names."""
+        missing = set(names) - set(self.settings)
+        if missing:
+            raise ValueError(
+                f"{self.path / 'run.json'} is damaged: it lacks "
+                f"{', '.join(sorted(missing))}."
+            )
 
     def write(self, name, content):
         """Writes a JSON file of the folder, whole or not at all."""
@@ -132,10 +139,19 @@ class RunFolder:
                     row = json.loads(line)
                 except json.JSONDecodeError:
                     break
-                if not isinstance(row, dict) or "epoch" not in row:
+                if not is_row(row):
                     break
                 rows.append(row)
         return rows
+
+
+def is_row(row):
+    """Whether a line of metrics.jsonl is one: an epoch, and numbers."""
+    return (
+        isinstance(row, dict)
+        and type(row.get("epoch")) is int
+        and all(isinstance(value, (int, float, list)) for value in row.values())
+    )
 
 
 class RunLog(keras.callbacks.Callback):
@@ -180,8 +196,7 @@ class RunLog(keras.callbacks.Callback):
         self.board = None
 
     def on_train_begin(self, logs=None):
-        self.begin_time = time.perf_counter()
-        self.epochs_here = 0
+        self.epoch_ends = [time.perf_counter()]
         # What verdicts go by; the settings of a run hold the same.
         self.judged_by = {
             "queue_size": self.model.queue_size,
@@ -241,9 +256,10 @@ class RunLog(keras.callbacks.Callback):
                     "The run goes on and tries again after the next epoch."
                 )
             )
-        self.epochs_here += 1
-        spent = time.perf_counter() - self.begin_time
-        left = spent / self.epochs_here * (self.epochs - row["epoch"])
+        self.epoch_ends.append(time.perf_counter())
+        left = terminal.seconds_left(
+            self.epoch_ends, self.epochs - row["epoch"]
+        )
         self.say(
             terminal.epoch_line(row, self.epochs, left),
             **{k: v for k, v in row.items() if not isinstance(v, list)},

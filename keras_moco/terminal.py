@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import textwrap
 
 import keras
@@ -137,22 +138,50 @@ def epoch_line(row, epochs, seconds_left):
 
 
 def result_lines(result):
-    """The end of a run, from the dict of result.json."""
+    """The end of a run, from what there is in the dict of result.json."""
     lines = []
+    accuracies = {
+        "kNN top-1": "knn_top1",
+        "untrained": "knn_top1_untrained",
+        "raw pixels": "knn_top1_pixels",
+    }
     if "knn_top1" in result:
-        lines.append(
-            f"kNN top-1 {100 * result['knn_top1']:.1f} %; untrained "
-            f"{100 * result['knn_top1_untrained']:.1f} %, raw pixels "
-            f"{100 * result['knn_top1_pixels']:.1f} %"
-        )
-    lines += [
-        f"{result['images_per_second']:.0f} images/s, "
-        f"{duration(result['seconds'])}, {result['peak_memory_mb']:,} MB peak",
-        f"Run      {result['run']}",
-        f"Curves   tensorboard --logdir {result['run']}",
-        f"Encoder  {result['export']}",
-    ]
-    return "\n".join(lines)
+        parts = [
+            f"{words} {100 * result[name]:.1f} %"
+            for words, name in accuracies.items()
+            if name in result
+        ]
+        lines.append("; ".join(parts))
+    parts = []
+    if "images_per_second" in result:
+        parts.append(f"{result['images_per_second']:.0f} images/s")
+    if "seconds" in result:
+        parts.append(duration(result["seconds"]))
+    if "peak_memory_mb" in result:
+        parts.append(f"{result['peak_memory_mb']:,} MB peak")
+    lines.append(", ".join(parts))
+    if "run" in result:
+        lines.append(f"Run      {result['run']}")
+        logs = shlex.quote(result["run"])
+        lines.append(f"Curves   tensorboard --logdir {logs}")
+    lines.append(f"Encoder  {result['export']}")
+    return "\n".join(filter(None, lines))
+
+
+def seconds_left(ends, epochs):
+    """What epochs to come will take, by those that are done.
+
+    Args:
+        ends: List of floats. When the run began and when each epoch ended, in
+            seconds.
+        epochs: Int >= 0. To come.
+
+    Returns:
+        Float.
+    """
+    # The first epoch compiles: it counts only while there is no other.
+    ends = ends[len(ends) > 2 :]
+    return (ends[-1] - ends[0]) / (len(ends) - 1) * epochs
 
 
 def size_line(images, size):

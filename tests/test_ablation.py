@@ -124,6 +124,15 @@ def test_other_options_need_another_folder(hollow):
     assert len(result.output.splitlines()) == 1
 
 
+def test_a_folder_of_other_files_is_left_alone():
+    pathlib.Path("photos").mkdir()
+    pathlib.Path("photos/1.jpg").write_bytes(b"x")
+    result = ablation("--vary", "momentum=1", "--to", "photos")
+    assert result.exit_code == 2
+    assert "photos holds files that are no ablation" in result.output
+    assert len(list(pathlib.Path("photos").iterdir())) == 1
+
+
 def test_two_ablations_do_not_share_a_folder(hollow, monkeypatch):
     with RunLock("out"):
         monkeypatch.setattr("os.getpid", lambda: -1)

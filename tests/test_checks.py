@@ -132,7 +132,11 @@ def test_a_queue_that_cannot_fill_is_said():
         "note",
         "will not fill: that takes 41 steps, and there are 10",
     )
-    assert text.endswith("--set queue_size=64")  # a tenth of 1000 keys
+    assert text.endswith("--set queue_size=64.")  # a tenth of 1000 keys
+    small = checks.queue_turnovers(
+        PRESET.replace(queue_size=64), plan(steps=0.2)
+    )
+    only(small, "note", "below 10 there is little to see. Take more epochs.")
     twice = big.replace(queue_size=1800, symmetric=True)
     only(checks.queue_turnovers(twice, short), "note", "1.1 times")
 

@@ -36,6 +36,7 @@ LADDER = [
     "guards",
     "quality",
     "moco",
+    "notes",
     "export",
     "build",
     "bench",

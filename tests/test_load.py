@@ -71,3 +71,29 @@ def test_image_size_is_read_from_cards(tmp_path):
     for place in (tmp_path, tmp_path / "encoder.keras"):
         assert km.trained_image_size(place) == 48
     assert km.trained_image_size(tmp_path / "other.keras") is None
+    for damaged in ('{"settings": null}', '{"settings": {"image_size": "x"}}'):
+        (tmp_path / "card.json").write_text(damaged)
+        assert km.trained_image_size(tmp_path) is None
+
+
+def test_a_damaged_file_is_one_line(tiny_encoder, tmp_path):
+    path = tmp_path / "encoder.keras"
+    tiny_encoder().save(path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = bytearray(whole)
+    flipped[middle : middle + 64] = bytes(64 * [0x55])
+    for damaged in (b"", whole[:middle], bytes(flipped)):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged|cannot be loaded") as e:
+            km.load_encoder(path)
+        assert "\n" not in str(e.value)
+
+
+def test_settings_of_another_kind_are_a_damaged_run(tmp_path):
+    settings = {"queue_size": 4, "batch_size": 4, "epochs": 1}
+    settings |= {"encoder": "resnet18", "momentum": "fast"}
+    (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
+    run = km.run.RunFolder(tmp_path, None)
+    with pytest.raises(ValueError, match="damaged: `momentum` is of type"):
+        km.load.run_preset(run)

@@ -123,6 +123,39 @@ def test_values_out_of_range_are_named(change):
         PRESETS["moco_v2"].replace(**change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": 1.5},
+        {"batch_size": "16"},
+        {"symmetric": 1},
+        {"queue_size": True},
+        {"momentum": None},
+        {"crop_scale": 0.2},
+        {"mean": (0.5, 0.5)},
+        {"encoder": 18},
+        {"decay_at": ("0.5",)},
+    ],
+)
+def test_values_of_another_type_are_named(change):
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=f"`{name}` is of type") as error:
+        PRESETS["moco_v2"].replace(**change)
+    assert repr(value) in str(error.value)
+
+
+def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats():
+    preset = PRESETS["moco_v2"].replace(crop_scale=[0.5, 1], momentum=1)
+    assert preset.crop_scale == (0.5, 1)
+
+
+def test_a_preset_of_the_users_own_is_taken():
+    own = PRESETS["moco_v2"].replace(epochs=3)
+    assert find_preset(own, "photos") == ("own", own)
+    with pytest.raises(ValueError, match="`preset` is of type str"):
+        find_preset(5, "photos")
+
+
 def test_preset_follows_the_dataset():
     assert find_preset(None, "shapes")[0] == "demo"
     assert find_preset(None, "cifar10")[0] == "cifar10"

@@ -2,6 +2,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import signal
 import time
 
@@ -96,6 +97,20 @@ def test_a_finished_run_returns_its_result(small_shapes, capsys):
     first = km.pretrain(**SMALL)
     assert km.pretrain(**{**SMALL, "verbose": True}) == first
     assert "finished already" in capsys.readouterr().out
+
+
+def test_a_run_is_finished_though_its_log_was_damaged(small_shapes):
+    own = km.PRESETS["demo"].replace(queue_size=64, momentum=0.9)
+    options = {**SMALL, "preset": own, "epochs": 1}
+    first = km.pretrain(**options)
+    run = pathlib.Path(first["run"])
+    (run / "result.json").unlink()
+    shutil.rmtree(first["export"])
+    (run / "metrics.jsonl").write_text("{broken\n")
+    again = km.pretrain(**options)
+    assert again["run"] == first["run"]
+    assert km.load_encoder(again["export"]).output_shape == (None, 16)
+    assert "loss" not in again
 
 
 def test_other_settings_get_a_folder_of_their_own(tmp_path, small_shapes):
@@ -256,7 +271,16 @@ def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
         ({"settings": ("momentum=1.5",)}, r"`momentum` must be in \[0, 1\]"),
         ({"settings": ("temperature=0",)}, "`temperature` must be > 0"),
         ({"batch_size": 10_000}, "batch_size=10000, images=256"),
-        ({"batch_size": 0}, "`batch_size` must be >= 1"),
+        ({"batch_size": 1}, "`batch_size` must be >= 2"),
+        ({"width": 10**8}, "`width` must be <= 8192"),
+        (
+            {"settings": ("queue_size=10000000000",)},
+            "takes .* GB; this machine",
+        ),
+        ({"settings": (5,)}, "`settings` is of type str"),
+        ({"preset": 5}, "`preset` is of type str"),
+        ({"seed": 0.5}, "`seed` is of type int"),
+        ({"epochs": 1.5}, "`epochs` is of type int"),
         ({"epochs": -1}, "`epochs` must be >= 1"),
         ({"width": 0}, "`width` must be >= 1"),
         ({"image_size": 0}, "`image_size` must be >= 1"),

@@ -128,9 +128,32 @@ def test_same_seed_gives_the_same():
 
 def test_diverging_settings_are_not_chosen():
     arguments = *clouds(300), *clouds(100, seed=1)
-    found = probe_features(*arguments, learning_rates=(np.inf, 0.1), epochs=5)
+    # The decay alone overshoots by 1e30 in each step.
+    found = probe_features(
+        *arguments, learning_rates=(1e30, 0.1), weight_decays=(1.0,), epochs=5
+    )
     assert found["setting"]["learning_rate"] == 0.1
     assert found["test_top1"] > 0.4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rates": (0.1, np.nan)},
+        {"learning_rates": ()},
+        {"weight_decays": (-1.0,)},
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"holdout": 1.0},
+        {"seed": -1},
+        {"seed": 2**32},
+    ],
+)
+def test_numbers_out_of_range_are_one_line(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"`{name}` must be") as error:
+        probe_features(*clouds(50), *clouds(20), **wrong)
+    assert "\n" not in str(error.value)
 
 
 def test_constant_features_give_chance_and_a_warning():

@@ -181,6 +181,8 @@ def test_a_diverged_run_has_a_page():
 
 def test_data_that_changed_are_not_shown(shades):
     make_run("a", f"{shades}, 24 images, 0123456789ab")
+    result = report("a", "--to", "report.html")
+    assert "no longer those of the run" in " ".join(result.output.split())
     assert "no longer those of the run" in words(page("a"))
 
 
@@ -195,6 +197,7 @@ def spoil():
     pathlib.Path("damaged/run.json").write_text("{")
     make_run("lacking")
     pathlib.Path("lacking/run.json").write_text('{"settings": {}}')
+    make_run("odd", queue_size="many")
     make_run("good")
     os.mkfifo("pipe")
 
@@ -208,6 +211,7 @@ def spoil():
         (["first", "--to", "x.html"], "line 1 of metrics.jsonl is damaged"),
         (["damaged", "--to", "x.html"], "run.json is damaged"),
         (["lacking", "--to", "x.html"], "it lacks"),
+        (["odd", "--to", "x.html"], "queue_size is 'many'"),
         (["good", "--to", "nowhere/x.html"], "a folder that is there"),
         (["good", "--to", "files"], "--to must be a file"),
         (["good", "--to", "pipe"], "--to must be a file"),

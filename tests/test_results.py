@@ -24,8 +24,9 @@ def result(right=7):
 
 
 def test_lines_say_the_figures_within_80_columns():
-    text = result_lines("encoder", result())
-    assert text.startswith("encoder    top-1 70.00 % (39.7 to 89.2), top-5 100")
+    text = result_lines("encoder", result(), NAMES)
+    assert text.startswith("encoder    top-1 70.00 % (39.7 to 89.2)\n")
+    assert "by class: cat 100.0 %, dog 40.0 %" in text
     assert "epoch 3, with 25.00 % on the holdout; last epoch 100.00" in text
     assert "backbone lr scale 0.01" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -120,8 +120,11 @@ def test_lines_of_epochs_that_are_done_again_are_dropped(
 def test_a_line_that_broke_off_is_dropped(tmp_path):
     run = RunFolder(tmp_path / "run", SETTINGS)
     run.write("run.json", {"settings": run.settings})
-    (run.path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n{"epo\xff')
-    assert run.metrics() == [{"epoch": 1}]
+    path = run.path / "metrics.jsonl"
+    lines = b'{"epo\xff', b'{"epoch": null}', b'{"epoch": 2, "loss": "x"}', b"5"
+    for broken in lines:
+        path.write_bytes(b'{"epoch": 1}\n' + broken + b'\n{"epoch": 3}\n')
+        assert run.metrics() == [{"epoch": 1}]
 
 
 def test_a_folder_that_is_deleted_gets_its_log_again(
@@ -205,6 +208,12 @@ def test_unreadable_settings_are_one_line(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="run.json is damaged"):
         RunFolder(tmp_path, SETTINGS)
+    (tmp_path / "run.json").write_text('{"settings": [1]}')
+    with pytest.raises(ValueError, match=r"damaged \(settings is \[1\]\)"):
+        RunFolder(tmp_path, SETTINGS)
+    (tmp_path / "run.json").write_text('{"settings": {"epochs": 1}}')
+    with pytest.raises(ValueError, match="damaged: it lacks batch_size"):
+        RunFolder(tmp_path, None).require("epochs", "batch_size")
 
 
 def test_what_an_older_version_did_not_know_is_off(tmp_path):

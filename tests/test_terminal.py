@@ -81,3 +81,16 @@ def test_a_finding_hangs_behind_its_mark():
     assert first.startswith("note     word")
     assert all(line.startswith(" " * 9 + "word") for line in others)
     assert len(first) <= 80
+
+
+def test_the_time_left_leaves_out_the_epoch_that_compiles():
+    assert terminal.seconds_left([0.0, 60.0], 3) == 180.0
+    assert terminal.seconds_left([0.0, 60.0, 65.0, 72.0], 3) == 18.0
+    assert terminal.seconds_left([0.0, 60.0], 0) == 0.0
+
+
+def test_a_result_is_said_as_far_as_it_is_there():
+    text = terminal.result_lines({"export": "e", "knn_top1": 0.5})
+    assert text == "kNN top-1 50.0 %\nEncoder  e"
+    text = terminal.result_lines({"export": "e", "run": "runs/my photos"})
+    assert "tensorboard --logdir 'runs/my photos'" in text

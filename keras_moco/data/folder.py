@@ -87,9 +87,10 @@ def _find(path, split):
     if os.path.isfile(path):
         return [(path, os.path.basename(path), None)]
     if not os.path.isdir(path):
+        found = "is neither" if os.path.lexists(path) else "does not exist"
         raise ValueError(
-            f"Expected a folder of images or an image file, but {path} does "
-            "not exist. Check the path."
+            f"Expected a folder of images or an image file, but {path} "
+            f"{found}. Check the path."
         )
     try:
         root = _split_folder(path, split)

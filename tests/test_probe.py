@@ -130,7 +130,11 @@ def test_diverging_settings_are_not_chosen():
     arguments = *clouds(300), *clouds(100, seed=1)
     # The decay alone overshoots by 1e30 in each step.
     found = probe_features(
-        *arguments, learning_rates=(1e30, 0.1), weight_decays=(1.0,), epochs=5
+        *arguments,
+        learning_rates=(1e30, 0.1),
+        weight_decays=(1.0,),
+        batch_size=20,
+        epochs=5,
     )
     assert found["setting"]["learning_rate"] == 0.1
     assert found["test_top1"] > 0.4

@@ -29,7 +29,9 @@ from keras_moco.options import (
 @image_size_option
 @data_dir_option
 @click.option(
-    "--epochs", type=int, help="Default: 2, more of small data; augmented 100."
+    "--epochs",
+    type=int,
+    help="Default: as many as make 88 steps, 2 at least; augmented 100.",
 )
 @click.option("--batch-size", type=int, help="Default: 2048, augmented 256.")
 @click.option(

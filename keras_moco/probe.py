@@ -107,7 +107,7 @@ def probe_features(
         learning_rates: Floats > 0. 1 would be about a Newton step.
         weight_decays: Floats >= 0, coupled, of the standardised features. All
             pairs with the learning rates are tried.
-        epochs: Int >= 1. None takes 2, and more where these are fewer than 44
+        epochs: Int >= 1. None takes 2, and more where these are fewer than 88
             steps.
         batch_size: Int >= 1, at most that many images. Defaults to 2048.
         holdout: Float in (0, 1). Share of the training images that the choice
@@ -154,7 +154,7 @@ def probe_features(
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     if epochs is None:
-        epochs = max(2, math.ceil(44 / steps))
+        epochs = max(2, math.ceil(88 / steps))
     for epoch in range(epochs):
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)

@@ -25,6 +25,8 @@ SMALL = {
     "verbose": False,
 }
 
+QUICK = {**SMALL, "knn_every": 0}  # Where accuracy is beside the point.
+
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path, monkeypatch):
@@ -101,7 +103,7 @@ def test_a_finished_run_returns_its_result(small_shapes, capsys):
 
 def test_a_run_is_finished_though_its_log_was_damaged(small_shapes):
     own = km.PRESETS["demo"].replace(queue_size=64, momentum=0.9)
-    options = {**SMALL, "preset": own, "epochs": 1}
+    options = {**QUICK, "preset": own, "epochs": 1}
     first = km.pretrain(**options)
     run = pathlib.Path(first["run"])
     (run / "result.json").unlink()
@@ -114,20 +116,20 @@ def test_a_run_is_finished_though_its_log_was_damaged(small_shapes):
 
 
 def test_other_settings_get_a_folder_of_their_own(tmp_path, small_shapes):
-    km.pretrain(**SMALL)
-    second = km.pretrain(**{**SMALL, "epochs": 1})
+    km.pretrain(**QUICK)
+    second = km.pretrain(**{**QUICK, "epochs": 1})
     assert second["run"].endswith("shapes-demo-2")
     with pytest.raises(ValueError, match="epochs was 2, now 1"):
-        km.pretrain(**{**SMALL, "epochs": 1}, run_dir="runs/shapes-demo")
+        km.pretrain(**{**QUICK, "epochs": 1}, run_dir="runs/shapes-demo")
 
 
 def test_the_export_of_another_run_is_left_alone(tmp_path, small_shapes):
-    first = km.pretrain(**SMALL)
-    other = {**SMALL, "epochs": 1, "run_dir": "elsewhere/shapes-demo"}
+    first = km.pretrain(**QUICK)
+    other = {**QUICK, "epochs": 1, "run_dir": "elsewhere/shapes-demo"}
     second = km.pretrain(**other)
     assert second["export"] == first["export"] + "-2"
     with pytest.raises(ValueError, match="encoder of another run"):
-        km.pretrain(**{**SMALL, "seed": 1}, export_to=first["export"])
+        km.pretrain(**{**QUICK, "seed": 1}, export_to=first["export"])
 
 
 def test_an_interrupted_run_goes_on(small_shapes, monkeypatch, capsys):
@@ -159,9 +161,9 @@ def test_an_interrupted_run_goes_on(small_shapes, monkeypatch, capsys):
 
 
 def test_a_fresh_run_leaves_the_other_alone(tmp_path, small_shapes):
-    first = km.pretrain(**SMALL)
+    first = km.pretrain(**QUICK)
     before = files(tmp_path / "runs" / "shapes-demo")
-    second = km.pretrain(fresh=True, checkpoint_every=1, **SMALL)
+    second = km.pretrain(fresh=True, checkpoint_every=1, **QUICK)
     assert second["run"] == first["run"] + "-2"
     assert files(tmp_path / "runs" / "shapes-demo") == before
     assert second["loss"] == first["loss"]
@@ -225,7 +227,7 @@ def test_an_encoder_of_another_input_size_is_refused(tiny_encoder):
 
 
 def test_a_run_is_exported_as_it_is(small_shapes):
-    result = km.pretrain(**SMALL)
+    result = km.pretrain(**QUICK)
     pathlib.Path(result["run"], "result.json").unlink()  # As if unfinished.
     folder = export_run(result["run"], "again")
     a, b, c = (
@@ -244,7 +246,7 @@ def test_a_run_is_exported_as_it_is(small_shapes):
 
 
 def test_mixed_precision_trains_and_exports_float32(small_shapes):
-    result = km.pretrain(precision="mixed_bfloat16", **SMALL)
+    result = km.pretrain(precision="mixed_bfloat16", **QUICK)
     assert math.isfinite(result["loss"])
     assert keras.config.dtype_policy().name == "float32"
     for place in (result["export"], result["run"]):
@@ -253,10 +255,10 @@ def test_mixed_precision_trains_and_exports_float32(small_shapes):
 
 
 def test_masking_is_on_where_the_queue_is_large_for_the_data(small_shapes):
-    result = km.pretrain(**SMALL)
+    result = km.pretrain(**QUICK)
     with open(f"{result['run']}/run.json") as file:
         assert json.load(file)["settings"]["mask_same_image"] is True
-    off = {**SMALL, "settings": (*SMALL["settings"], "mask_same_image=false")}
+    off = {**QUICK, "settings": (*SMALL["settings"], "mask_same_image=false")}
     result = km.pretrain(**off)
     with open(f"{result['run']}/run.json") as file:
         assert json.load(file)["settings"]["mask_same_image"] is False

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import pathlib
 import shlex
 import sys
@@ -102,8 +103,8 @@ def check_folder(folder):
     """Raises where the folder is a file, or holds what no ablation wrote."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--to must be a folder; {folder} is a file.")
-    there = {path.name for path in folder.iterdir()} if folder.exists() else ()
-    if set(there) - {"lock", "ablation.tmp"} and "ablation.json" not in there:
+    there = set(os.listdir(folder)) if folder.exists() else set()
+    if there - {"lock", "ablation.tmp"} and "ablation.json" not in there:
         raise ValueError(
             f"{folder} holds files that are no ablation. Give a new or empty "
             "folder with --to."

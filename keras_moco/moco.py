@@ -512,9 +512,9 @@ class MoCo(keras.Model):
         groups = num_groups(self.encoder)
         replicas = self.distribute_strategy.num_replicas_in_sync
         batch_size = tf.nest.flatten(spec)[0].shape[0]
-        if batch_size is None and groups == replicas == 1:
-            return
         if batch_size is None:
+            if groups == replicas == 1:
+                return
             raise ValueError(
                 "Batches must have a known size where several replicas or "
                 "groups of batch normalisation share them: "

@@ -160,7 +160,7 @@ class Preset:
             "weight_decay": 0,
             "warmup_epochs": 0,
             "width": 1,
-            "batch_size": 2,  # Normalising by one image leaves nothing.
+            "batch_size": 2,  # TensorFlow's own step crashes on one image.
             "epochs": 1,
         }
         for name, low in at_least.items():

@@ -108,7 +108,7 @@ def probe_features(
         weight_decays: Floats >= 0, coupled, of the standardised features. All
             pairs with the learning rates are tried.
         epochs: Int >= 1. None takes 2, and more where these are fewer than 88
-            steps.
+            steps; 44 of features that vary about as much along all axes.
         batch_size: Int >= 1, at most that many images. Defaults to 2048.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
@@ -154,7 +154,8 @@ def probe_features(
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     if epochs is None:
-        epochs = max(2, math.ceil(88 / steps))
+        enough = 44 if axes.turn is None else 88
+        epochs = max(2, math.ceil(enough / steps))
     for epoch in range(epochs):
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)
@@ -214,12 +215,10 @@ class _Axes:
 
     def rotate(self, features):
         """Float32 (images, axes + 1); the last column is 1, for a bias."""
-        rows = np.ones((len(features), len(self.mean) + 1), "float32")
-        np.subtract(features, self.mean, out=rows[:, :-1], casting="same_kind")
-        rows[:, :-1] *= self.scale
-        if self.turn is None:
-            return tf.constant(rows)
-        return tf.matmul(rows, self.turn)
+        rows = tf.constant(np.asarray(features, "float32"))
+        rows = (rows - self.mean) * self.scale
+        rows = tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
+        return rows if self.turn is None else tf.matmul(rows, self.turn)
 
 
 class _Heads:

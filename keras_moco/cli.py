@@ -16,6 +16,7 @@ from keras_moco.errors import (
     one_line_errors,
     wrap,
 )
+from keras_moco.kinds import to_text
 from keras_moco.options import (
     data_dir_option,
     dataset_option,
@@ -33,7 +34,7 @@ from keras_moco.options import (
     say_size,
     steps_option,
 )
-from keras_moco.presets import PRESETS, find_preset, setting_text
+from keras_moco.presets import PRESETS, find_preset
 
 COMMANDS = "keras_moco.commands"
 
@@ -346,7 +347,7 @@ def presets(name):
         raise UserError(str(error)) from error
     for field in dataclasses.fields(preset):
         if field.name != "summary":
-            value = setting_text(getattr(preset, field.name))
+            value = to_text(getattr(preset, field.name))
             click.echo(f"{field.name:20} {value}")
 
 

@@ -1,5 +1,7 @@
 """Momentum contrast as a Keras model."""
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -8,6 +10,7 @@ from keras_moco.callbacks import MomentumUpdate
 from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.guards import Guard, StepGuard
+from keras_moco.kinds import check_kind
 from keras_moco.layers import (
     check_groups,
     groups_per_replica,
@@ -264,6 +267,20 @@ class MoCo(keras.Model):
                 "Views must be float images in [0, 1]. Received: "
                 f"{query.dtype.name}. Divide by 255, or make them with "
                 "`pretrain_dataset`."
+            )
+        same_rank = query.shape.rank == key.shape.rank
+        if not (
+            same_rank and query.shape[:1].is_compatible_with(key.shape[:1])
+        ):
+            raise ValueError(
+                "Query and key must be views of the same images. Received "
+                f"arrays of shapes {query.shape} and {key.shape}; labels are "
+                "no key."
+            )
+        if index is not None and not index.dtype.is_integer:
+            raise ValueError(
+                "The index of a batch must be the integer numbers of its "
+                f"images. Received: {index.dtype.name}"
             )
         if self.mask_same_image and index is None:
             raise ValueError(
@@ -616,12 +633,17 @@ def _check_projector(projector, features):
 
 
 def _check_arguments(queue_size, temperature, momentum):
+    check_kind("queue_size", queue_size, int)
+    check_kind("temperature", temperature, float)
     if queue_size < 0:
         raise ValueError(
             "`queue_size` must be 0 (negatives from the batch) or more. "
             f"Received: {queue_size}"
         )
-    if not temperature > 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
-    if not callable(momentum) and not 0 <= momentum <= 1:
+    if callable(momentum):
+        return
+    check_kind("momentum", momentum, float)
+    if not 0 <= momentum <= 1:
         raise ValueError(f"`momentum` must be in [0, 1]. Received: {momentum}")

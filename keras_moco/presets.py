@@ -8,8 +8,9 @@ TensorFlow. A preset is read by `MoCo.from_preset`, `build_optimizer`,
 import dataclasses
 import difflib
 import math
-import numbers
 import typing
+
+from keras_moco.kinds import check_kind, kind_name, parse
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -221,42 +222,6 @@ class Preset:
         )
 
 
-def check_kind(name, value, kind):
-    """Raises unless an argument is of its type; whole numbers are floats.
-
-    Args:
-        name: Str. What the argument is called.
-        value: The argument.
-        kind: Type, such as `int | None` or `tuple[float, float]`.
-    """
-    if not _is_kind(value, kind):
-        raise ValueError(
-            f"`{name}` is of type {_kind_name(kind)}. Received: {value!r}"
-        )
-
-
-def _is_kind(value, kind):
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if ... in arguments:
-            arguments = arguments[:1] * len(value)
-        return len(value) == len(arguments) and all(
-            map(_is_kind, value, arguments)
-        )
-    if arguments:
-        return any(_is_kind(value, part) for part in arguments)
-    numeric = {int: numbers.Integral, float: numbers.Real}
-    if kind in numeric and isinstance(value, bool):
-        return False
-    return isinstance(value, numeric.get(kind, kind))
-
-
-def _kind_name(kind):
-    return str(kind) if typing.get_args(kind) else kind.__name__
-
-
 def _is_finite(value):
     values = value if isinstance(value, tuple) else (value,)
     return all(math.isfinite(v) for v in values if isinstance(v, float))
@@ -431,42 +396,8 @@ def parse_setting(text):
             f"A preset has no field {name!r}. {nearest(name, fields)}"
         )
     try:
-        return name, _parse(value, types[name])
+        return name, parse(value, types[name])
     except ValueError as error:
         raise ValueError(
-            f"`{name}` is of type {_kind_name(types[name])}. Received: "
-            f"{value!r}"
+            f"`{name}` is of type {kind_name(types[name])}. Received: {value!r}"
         ) from error
-
-
-def setting_text(value):
-    """Returns the value of a field as `parse_setting` reads it.
-
-    Example:
-        >>> setting_text((0.2, 1.0))
-        '0.2,1'
-    """
-    if isinstance(value, tuple):
-        return ",".join(map(setting_text, value))
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return value if isinstance(value, str) else str(value).lower()
-
-
-def _parse(text, kind):
-    if kind is bool:
-        words = {"true": True, "1": True, "false": False, "0": False}
-        if text.lower() not in words:
-            raise ValueError
-        return words[text.lower()]
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        parts = [part for part in text.strip("()").split(",") if part.strip()]
-        if ... in arguments:
-            arguments = (arguments[0],) * len(parts)
-        if len(parts) != len(arguments):
-            raise ValueError
-        return tuple(_parse(p.strip(), a) for p, a in zip(parts, arguments))  # noqa: B905
-    if type(None) in arguments:
-        return None if text.lower() == "none" else _parse(text, arguments[0])
-    return kind(text)

@@ -34,8 +34,8 @@ from keras_moco.doctor import look_at_machine, look_at_plan
 from keras_moco.evaluate import KNNMonitor, knn_accuracy
 from keras_moco.export import export_encoder
 from keras_moco.guards import Guard
+from keras_moco.kinds import check_kind
 from keras_moco.load import load_run
-from keras_moco.presets import check_kind
 from keras_moco.projector import write_projector
 from keras_moco.quality import QualityMonitor
 from keras_moco.run import (

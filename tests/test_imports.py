@@ -9,6 +9,7 @@ import keras_moco
 
 PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
+    "kinds",
     "presets",
     "recipes",
     "checks",

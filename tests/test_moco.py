@@ -435,9 +435,16 @@ def test_v3_trains(tiny_encoder, random_pairs):
         ({"queue_size": -1}, "`queue_size`.*-1"),
         ({"temperature": 0}, "`temperature`.*0"),
         ({"momentum": 1.1}, "`momentum`.*1.1"),
+        ({"queue_size": 16.0}, "`queue_size` is of type int.*16.0"),
+        ({"queue_size": None}, "`queue_size` is of type int.*None"),
+        ({"temperature": "0.2"}, "`temperature` is of type float.*'0.2'"),
+        ({"temperature": float("nan")}, "`temperature`.*nan"),
+        ({"momentum": "0.99"}, "`momentum` is of type float.*'0.99'"),
     ],
 )
-def test_arguments_out_of_range_are_named(tiny_encoder, options, message):
+def test_arguments_of_wrong_type_or_range_are_named(
+    tiny_encoder, options, message
+):
     with pytest.raises(ValueError, match=message):
         tiny_moco(tiny_encoder(), **options)
 
@@ -447,6 +454,26 @@ def test_a_batch_must_be_a_pair(build_golden, golden_pairs, golden_sgd):
     model.compile(golden_sgd())
     with pytest.raises(ValueError, match="A batch must be"):
         model.fit(golden_pairs.map(lambda query, key: query), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda q, k: (q, tf.range(6)), "views of the same images.*labels"),
+        (lambda q, k: (q, k[:4]), "views of the same images.*6.*4"),
+        (
+            lambda q, k: (q, k, tf.as_string(tf.range(6))),
+            "integer numbers of its images. Received: string",
+        ),
+    ],
+)
+def test_a_batch_must_be_two_views_and_numbers(
+    build_golden, golden_pairs, golden_sgd, change, message
+):
+    model = build_golden()
+    model.compile(golden_sgd())
+    with pytest.raises(ValueError, match=message):
+        model.fit(golden_pairs.map(change), verbose=0)
 
 
 def test_head_must_take_what_the_encoder_gives(tiny_encoder):

@@ -7,12 +7,8 @@ import dataclasses
 import itertools
 import typing
 
-from keras_moco.presets import (
-    Preset,
-    nearest,
-    parse_setting,
-    setting_text,
-)
+from keras_moco.kinds import to_text
+from keras_moco.presets import Preset, nearest, parse_setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +53,7 @@ def grid(axes, **others):
 
 def name_of(fields):
     """The name of a setting, such as "queue_size=256 momentum=0.9"."""
-    return " ".join(f"{k}={setting_text(v)}" for k, v in fields.items())
+    return " ".join(f"{k}={to_text(v)}" for k, v in fields.items())
 
 
 def parse_vary(texts):

@@ -10,8 +10,8 @@ import re
 import statistics
 import sys
 
+from keras_moco.kinds import to_text
 from keras_moco.lock import RunLock
-from keras_moco.presets import setting_text
 from keras_moco.verdict import chance_loss
 
 MEASURES = {
@@ -68,7 +68,7 @@ class Trial:
         if not found:
             words = ["pretrain", *self.words]
             for name, value in self.fields.items():
-                words += ["--set", f"{name}={setting_text(value)}"]
+                words += ["--set", f"{name}={to_text(value)}"]
             words += ["--seed", self.seed, "--run-dir", self.run_dir]
             words += ["--export-to", self.export]
             words += ["--knn-every", 10**6]  # The last epoch is in any case.

@@ -12,8 +12,10 @@ import time
 import click
 
 from keras_moco.ablation import STUDIES
-from keras_moco.errors import UserError, leave, wrap
+from keras_moco.errors import UserError, leave, load_tensorflow, wrap
 from keras_moco.options import one_or_many, recipe_options
+
+MINUTE = 60  # Seconds between lines where the output is no terminal.
 
 
 @click.command("ablation")
@@ -130,27 +132,44 @@ def check(study, options):
     """The full `Preset` of every setting, by its name.
 
     Raises:
-        ValueError: What `pretrain` would refuse of preset and fields, or a
-            field that is varied and set at once.
+        ValueError: What `pretrain` would refuse of the data and of a setting,
+            or a field that is varied and set at once.
     """
     import keras_moco as km
 
     dataset = one_or_many(options["dataset"])
-    _, preset = km.presets.find_preset(options["preset"], dataset)
-    fixed = dict(map(km.presets.parse_setting, options["settings"]))
-    for name in ("encoder", "width", "image_size", "batch_size", "epochs"):
-        if options[name] is not None:
-            fixed[name] = options[name]
-    twice = sorted(study.fields & fixed.keys())
+    names = ("encoder", "width", "image_size", "batch_size", "epochs")
+    changes = {name: options[name] for name in names}
+    fixed = {name for name in names if options[name] is not None}
+    fixed |= dict(map(km.presets.parse_setting, options["settings"])).keys()
+    twice = sorted(study.fields & fixed)
     if twice:
         raise ValueError(
             f"{', '.join(twice)}: set for all runs, but it is part of what "
             "varies. Leave one of the two out."
         )
-    preset = preset.replace(**fixed)
-    return {
-        name: preset.replace(**fields)
+    load_tensorflow()
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # They are the runs'.
+    presets = {
+        name: km.build.choose_preset(
+            dataset,
+            options["preset"],
+            [*options["settings"], *km.ablation.as_settings(fields)],
+            **changes,
+        )[1]
         for name, fields in study.settings.items()
+    }
+    images = km.load_images(
+        dataset,
+        "pretrain",
+        data_dir=options["data_dir"],
+        max_broken=options["max_broken"],
+    )
+    return {
+        name: km.build.fill_in(preset, images)
+        for name, preset in presets.items()
     }
 
 
@@ -204,7 +223,7 @@ class Progress:
         self.epochs = {run: presets[run.setting].epochs for run in runs}
         self.said = {run for run in runs if run.next_command() is None}
         self.begin, self.before = time.monotonic(), self.epochs_done(runs)
-        self.status = ""
+        self.status, self.next_line = "", self.begin + MINUTE
 
     def epochs_done(self, runs):
         import keras_moco as km
@@ -235,17 +254,18 @@ class Progress:
                     if measure in found
                 ]
                 self.say(run, ", ".join(parts) or f"loss {found['loss']:.3f}")
+        line = f"{len(self.said)} of {len(self.runs)} runs, {self.status}"
         if sys.stdout.isatty():
-            number = f"{len(self.said)} of {len(self.runs)} runs"
-            click.echo(f"\r{number}, {self.status:60}"[:80], nl=False)
+            click.echo(f"\r{line:79}"[:80], nl=False)
+        elif time.monotonic() > self.next_line:
+            click.echo(line)
+            self.next_line = time.monotonic() + MINUTE
 
     def say(self, run, result):
         self.clear()
         self.said.add(run)
         number = f"{len(self.said)} of {len(self.runs)}"
         click.echo(f"{number}  {run}: {result}"[:80])
-        if not sys.stdout.isatty():
-            click.echo(f"  {self.status}")
 
     def clear(self):
         """Empties the line of a terminal that the progress is on."""

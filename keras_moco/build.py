@@ -49,11 +49,25 @@ def prepare(
     Example:
         >>> name, preset, images, _ = prepare("photos/", batch_size=64)
     """
+    preset_name, preset = choose_preset(dataset, preset, settings, **changes)
+    source = {
+        "data_dir": data_dir,
+        "max_broken": max_broken,
+        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
+    }
+    images = load_images(dataset, "pretrain", **source)
+    return preset_name, fill_in(preset, images), images, source
+
+
+def choose_preset(dataset, preset, settings, **changes):
+    """The name of a preset, and the `Preset` with the fields that were set.
+
+    The arguments are those of `prepare`.
+    """
     preset_name, preset = find_preset(preset, dataset)
     if isinstance(settings, str):
         settings = (settings,)
-    settings = settings or ()
-    fields = dict(parse_setting(text) for text in settings)
+    fields = dict(parse_setting(text) for text in settings or ())
     fields |= {k: value for k, value in changes.items() if value is not None}
     preset = preset.replace(**fields)
     check_name(preset.encoder)
@@ -62,12 +76,11 @@ def prepare(
             "`width` is of the encoders resnet18 to resnet152; "
             f"{preset.encoder} has one width only."
         )
-    source = {
-        "data_dir": data_dir,
-        "max_broken": max_broken,
-        "image_size": preset.image_size or 32,  # Only "shapes" has a choice.
-    }
-    images = load_images(dataset, "pretrain", **source)
+    return preset_name, preset
+
+
+def fill_in(preset, images):
+    """The preset with the fields that follow from the images, checked."""
     if preset.memory_bank and isinstance(images, StreamedImages):
         raise ValueError(
             f"`memory_bank` needs images that fit into memory; {images.source} "
@@ -84,7 +97,7 @@ def prepare(
     )
     check_batch(preset)
     check_queue(preset)
-    return preset_name, preset, images, source
+    return preset
 
 
 def check_batch(preset):

@@ -20,12 +20,7 @@ def one_line_errors(function):
     @functools.wraps(function)
     def run(*args, **options):
         try:
-            with quiet_tensorflow():
-                import tensorflow as tf
-
-                import keras_moco.pretraining  # noqa: F401
-
-                tf.config.list_physical_devices()  # Says what it lacks.
+            load_tensorflow()
             with readable_warnings():
                 return function(*args, **options)
         except KeyboardInterrupt:
@@ -89,9 +84,8 @@ def readable_warnings():
         yield
 
 
-@contextlib.contextmanager
-def quiet_tensorflow():
-    """Keeps what TensorFlow writes on its way up from the user."""
+def load_tensorflow():
+    """Imports it, and keeps what it writes on its way up from the user."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     # Its libraries write to the descriptor itself, before any setting holds.
@@ -100,7 +94,11 @@ def quiet_tensorflow():
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 2)
     try:
-        yield
+        import tensorflow as tf
+
+        import keras_moco.pretraining  # noqa: F401
+
+        tf.config.list_physical_devices()  # Says what it lacks.
     finally:
         os.dup2(saved, 2)
         os.close(saved)

@@ -108,11 +108,13 @@ def test_a_failing_run_is_in_its_row_and_stops_no_other(hollow):
     assert "failed" not in pathlib.Path("out/ablation.md").read_text()
 
 
-def test_more_values_and_seeds_join_those_there_are(hollow):
+def test_more_values_and_seeds_join_those_there_are(hollow, monkeypatch):
+    monkeypatch.setattr("keras_moco_apps.ablation.MINUTE", 0)
     ablation("--vary", "momentum=0.9", "--seeds", 1, "--to", "out")
     vary = ["--vary", "momentum=0.9,0.99"]
     result = ablation(*vary, "--seeds", 2, "--to", "out")
     assert "Runs: 4 (settings: 2, seeds: 2); finished: 1;" in result.output
+    assert "\n1 of 4 runs, epoch 1 of 16\n" in result.output
     assert "72.1" in result.output  # The published figure.
 
 
@@ -157,6 +159,12 @@ def test_two_ablations_do_not_share_a_folder(hollow, monkeypatch):
         (["--vary", "momentum=1", "--set", "momentum=0"], "Leave one"),
         (["--vary", "epochs=1", "--epochs", "2"], "epochs: set for all runs"),
         (["--vary", "momentum=1", "--preset", "moco"], "Did you mean moco_v"),
+        (["--vary", "momentum=1", "--dataset", "stl1"], "Unknown dataset"),
+        (["--vary", "encoder=resnet18,resnet19"], "Did you mean resnet18"),
+        (
+            ["--vary", "batch_size=64,5", "--set", "batch_norm_groups=4"],
+            "4, ba",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(arguments, words):

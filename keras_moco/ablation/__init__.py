@@ -1,7 +1,13 @@
 """Ablation studies: what varies, the runs, their table and pictures."""
 
 from keras_moco.ablation.jobs import default_jobs, work_through
-from keras_moco.ablation.studies import STUDIES, Study, find_study, parse_vary
+from keras_moco.ablation.studies import (
+    STUDIES,
+    Study,
+    as_settings,
+    find_study,
+    parse_vary,
+)
 from keras_moco.ablation.table import (
     notes,
     summarize,
@@ -14,6 +20,7 @@ __all__ = [
     "STUDIES",
     "Study",
     "Trial",
+    "as_settings",
     "default_jobs",
     "epochs",
     "find_study",

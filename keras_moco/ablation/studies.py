@@ -53,7 +53,12 @@ def grid(axes, **others):
 
 def name_of(fields):
     """The name of a setting, such as "queue_size=256 momentum=0.9"."""
-    return " ".join(f"{k}={to_text(v)}" for k, v in fields.items())
+    return " ".join(as_settings(fields))
+
+
+def as_settings(fields):
+    """Fields as `--set` takes them, such as ["momentum=0.9"]."""
+    return [f"{name}={to_text(value)}" for name, value in fields.items()]
 
 
 def parse_vary(texts):

@@ -10,7 +10,7 @@ import re
 import statistics
 import sys
 
-from keras_moco.kinds import to_text
+from keras_moco.ablation.studies import as_settings
 from keras_moco.lock import RunLock
 from keras_moco.verdict import chance_loss
 
@@ -67,8 +67,8 @@ class Trial:
         found = read_run(self.run_dir)
         if not found:
             words = ["pretrain", *self.words]
-            for name, value in self.fields.items():
-                words += ["--set", f"{name}={to_text(value)}"]
+            for setting in as_settings(self.fields):
+                words += ["--set", setting]
             words += ["--seed", self.seed, "--run-dir", self.run_dir]
             words += ["--export-to", self.export]
             words += ["--knn-every", 10**6]  # The last epoch is in any case.

@@ -255,21 +255,13 @@ def pretrain(
             )
         except (tf.errors.OpError, MemoryError) as error:
             images.check()  # The cause, in one line, if broken files are.
-            if distribute.over_machines(strategy):
-                if checkpoint.signals.asked:  # And the chief, too.
-                    return {}
-                raise distribute.WorkerLost(
-                    "Another worker of this run does not answer any more "
-                    f"({type(error).__name__}). Start all workers again with "
-                    "the same command: they go on after the last checkpoint."
-                ) from error
-            if isinstance(
-                error, (tf.errors.ResourceExhaustedError, MemoryError)
-            ):
-                raise ValueError(
-                    _out_of_memory(preset, precision, checkpoint)
-                ) from error
-            raise
+            lost = distribute.over_machines(strategy)
+            if lost and checkpoint.signals.asked:  # And the chief, too.
+                return {}
+            reason = _reason(error, lost, preset, precision, checkpoint)
+            if reason is None:
+                raise
+            raise reason from error
         if not chief:
             return {}
         if checkpoint.stopped and checkpoint.place.epoch < preset.epochs:
@@ -278,28 +270,13 @@ def pretrain(
                 f"checkpoint is of {checkpoint.saved}."
             )
             return {"run": str(run.path), "stopped": checkpoint.stopped}
-        rows = log.rows or run.metrics()
-        last = rows[-1] if rows else {}  # The log may have been damaged.
-        speeds = [
-            row["images_per_second"]
-            for row in rows
-            if "images_per_second" in row
-        ]
         result = {
-            "knn_top1": last.get("knn_top1"),
+            **_figures(log.rows or run.metrics()),
             **baselines,
-            "loss": last.get("loss"),
-            # The first epoch of a process compiles.
-            "images_per_second": statistics.median(speeds[1:] or speeds)
-            if speeds
-            else None,
             "seconds": round(time.perf_counter() - begin, 1),
             "peak_memory_mb": round(peak_memory_mb()),
             "run": str(run.path),
             "export": str(export_to),
-        }
-        result = {
-            name: value for name, value in result.items() if value is not None
         }
         card = {"settings": settings, **result}
         export_encoder(encoder, export_to, card=card)
@@ -374,9 +351,18 @@ def _begin(run, settings, encoder, knn_data):
     return before.get("baselines", {})
 
 
-def _out_of_memory(preset, precision, checkpoint):
+def _reason(error, machines, preset, precision, checkpoint):
+    """What a failure of TensorFlow means, as an exception, or None."""
+    if machines:
+        return distribute.WorkerLost(
+            "Another worker of this run does not answer any more "
+            f"({type(error).__name__}). Start all workers again with the same "
+            "command: they go on after the last checkpoint."
+        )
+    if not isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+        return None
     kept = f" Kept: {checkpoint.saved}." if checkpoint.saved else ""
-    return (
+    return ValueError(
         "Out of memory. What drives it: batch_size "
         f"{preset.batch_size} x views of {preset.image_size} px x encoder "
         f"{preset.encoder} in {precision}; the queue of {preset.queue_size} x "
@@ -384,6 +370,17 @@ def _out_of_memory(preset, precision, checkpoint):
         f"{preset.queue_size * preset.head_output_dim * 4 / 2**20:.0f} MB. "
         f"Halve --batch-size first, or take --precision mixed_bfloat16.{kept}"
     )
+
+
+def _figures(rows):
+    """What a result takes from the lines of the log, which may be damaged."""
+    last = rows[-1] if rows else {}
+    names = ("knn_top1", "loss")
+    figures = {n: last[n] for n in names if last.get(n) is not None}
+    speeds = [r["images_per_second"] for r in rows if "images_per_second" in r]
+    if speeds:  # The first epoch of a process compiles.
+        figures["images_per_second"] = statistics.median(speeds[1:] or speeds)
+    return figures
 
 
 def export_run(run_dir, folder):

@@ -9,7 +9,7 @@ from keras_moco import extract
 from keras_moco.extract import Features, check_features, warn_if_constant
 from keras_moco.scores import check_labels, score
 
-LEARNING_RATES = (0.03, 0.1, 0.3, 1.0)
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 MOST_AXES = 4096  # Of more features the axes would take longer than they save.
 FLAT = 10  # The largest variance over the least, up to which axes may stay.
@@ -35,11 +35,11 @@ def linear_probe(encoder, bank, test, **options):
     """Accuracy of a linear classifier on an encoder's frozen features.
 
     The features are computed once, standardised and turned to their principal
-    axes. All settings of learning rate and weight decay are then trained at the
-    same time, by SGD with a cosine, as one matrix product. The best one is
-    chosen on a tenth of the training images, and of its epochs the last that
-    none before it beats by more than chance. The test images are looked at
-    once.
+    axes. All settings of learning rate and weight decay start at the linear
+    discriminant and are trained at the same time, by SGD with a cosine, as one
+    matrix product. The best one is chosen on a tenth of the training images,
+    and of its epochs the last that none before it beats by more than chance.
+    The test images are looked at once.
 
     Args:
         encoder: `keras.Model`, images -> (batch, features), run in inference
@@ -107,8 +107,8 @@ def probe_features(
         learning_rates: Floats > 0. 1 would be about a Newton step.
         weight_decays: Floats >= 0, coupled, of the standardised features. All
             pairs with the learning rates are tried.
-        epochs: Int >= 1. None takes 2, and more where these are fewer than 88
-            steps; 44 of features that vary about as much along all axes.
+        epochs: Int >= 1. None takes as many as make 44 steps; 22 of features
+            that vary about as much along all axes, 88 of more than 4096.
         batch_size: Int >= 1, at most that many images. Defaults to 2048.
         holdout: Float in (0, 1). Share of the training images that the choice
             is made on. Defaults to 0.1.
@@ -150,12 +150,13 @@ def probe_features(
         grid.ravel() for grid in np.meshgrid(learning_rates, weight_decays)
     )
     heads = _Heads(axes.variances, classes, rates, decays)
+    if axes.known:
+        heads.start(batches)
     peak = kept_top1 = np.zeros(len(rates))
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
     if epochs is None:
-        enough = 44 if axes.turn is None else 88
-        epochs = max(2, math.ceil(enough / steps))
+        epochs = math.ceil(axes.steps / steps)
     for epoch in range(epochs):
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)
@@ -194,6 +195,11 @@ class _Axes:
     others, where SGD would take as many steps more. On these axes each can have
     a learning rate of its own. Statistics are those of a sample. Features that
     vary about as much along all axes stay as they are.
+
+    Attributes:
+        variances: Float array (axes,).
+        known: Bool. Whether they are, or there were too many axes to look.
+        steps: Int. Steps that heads need on these axes.
     """
 
     def __init__(self, features, order):
@@ -204,19 +210,22 @@ class _Axes:
         self.scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
         self.scale = self.scale.astype("float32")
         self.variances, self.turn = varies.astype("float32"), None
-        if width <= MOST_AXES:
+        self.known, self.steps = width <= MOST_AXES, 88
+        if self.known:
             sample = (sample - self.mean) * self.scale
-            covariance = tf.matmul(sample, sample, transpose_a=True)
-            values, axes = tf.linalg.eigh(covariance / len(sample))
+            covariance = sample.T @ sample / len(sample)
+            values, axes = np.linalg.eigh(covariance)
+            self.steps = 22
             if values[0] * FLAT < values[-1]:
+                self.steps = 44
                 self.variances = np.maximum(values, 0.0)
                 self.turn = np.eye(width + 1, dtype="float32")
                 self.turn[:-1, :-1] = axes
 
     def rotate(self, features):
         """Float32 (images, axes + 1); the last column is 1, for a bias."""
-        rows = tf.constant(np.asarray(features, "float32"))
-        rows = (rows - self.mean) * self.scale
+        rows = np.subtract(features, self.mean, dtype="float32")
+        rows *= self.scale
         rows = tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
         return rows if self.turn is None else tf.matmul(rows, self.turn)
 
@@ -224,43 +233,68 @@ class _Axes:
 class _Heads:
     """One linear classifier a setting, side by side in one matrix.
 
-    Its columns are class by class, the settings within each. The gradient along
-    an axis is divided by the variance there plus the decay, as a Newton step
-    would: so all axes and all decays learn alike.
+    The gradient along an axis is divided by the variance there plus the decay,
+    as a Newton step would: so all axes and all decays learn alike.
+
+    Attributes:
+        weights, velocity, best: (axes + 1, classes, settings) float32.
     """
 
     def __init__(self, variances, classes, rates, decays):
-        shape = (len(variances) + 1, classes * len(rates))
+        shape = (len(variances) + 1, classes, len(rates))
         self.weights = tf.Variable(tf.zeros(shape))
         self.velocity = tf.Variable(tf.zeros(shape))
         self.best = tf.Variable(tf.zeros(shape))
-        self.classes = classes
-        decays = np.tile(decays, classes) * np.ones((shape[0], 1))
-        variances = np.append(variances, 1.0)[:, None]
-        pace = np.tile(rates, classes) / (variances + decays + RIDGE)
-        decays[-1] = 0.0  # The bias, as usual, does not decay.
-        self.pace = tf.constant(pace, tf.float32)
-        self.decays = tf.constant(decays, tf.float32)
+        self.variances = np.append(variances, 1.0).astype("float32")
+        self.decays = np.tile(decays.astype("float32"), (shape[0], 1))
+        pace = rates / (self.variances[:, None] + self.decays + RIDGE)
+        self.pace = tf.constant(pace[:, None], tf.float32)
+        self.decays[-1] = 0.0  # The bias, as usual, does not decay.
         rows = tf.TensorSpec((None, shape[0]), tf.float32)
         labels = tf.TensorSpec((None,), tf.int64)
         share = tf.TensorSpec((), tf.float32)
         # Op by op a step takes half as long again.
         self.train = tf.function(self._train, [rows, labels, share])
 
+    def start(self, batches):
+        """Begins with the linear discriminant, shrunk as each decay would.
+
+        Of clouds of one shape it is the best answer already.
+        """
+        _, classes, _ = self.weights.shape
+        sums = tf.add_n(
+            [
+                tf.matmul(rows, tf.one_hot(labels, classes), transpose_a=True)
+                for rows, labels in batches
+            ]
+        )
+        counts = sums[-1]
+        means = (sums / tf.maximum(counts, 1.0))[:, :, None]
+        # The loss of `classes` classes curves 1 / classes as much at zero.
+        spread = self.variances[:, None] + classes * self.decays + RIDGE
+        weights = means / spread[:, None]
+        priors = tf.math.log((counts + 1.0) / tf.reduce_sum(counts))
+        bias = priors[:, None] - 0.5 * tf.reduce_sum(
+            weights[:-1] * means[:-1], axis=0
+        )
+        self.weights.assign(tf.concat([weights[:-1], bias[None]], axis=0))
+
     def _train(self, rows, labels, cosine):
         """One step of SGD with momentum 0.9, at a share of the full rate."""
         logits = self._logits(rows)
-        truth = tf.one_hot(labels, self.classes)[:, :, None]
+        truth = tf.one_hot(labels, self.weights.shape[1])[:, :, None]
         odds = tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True))
         error = odds / tf.reduce_sum(odds, axis=1, keepdims=True) - truth
-        error = tf.reshape(error, (-1, self.weights.shape[1]))
+        error = tf.reshape(error, (-1, math.prod(self.weights.shape[1:])))
         gradient = tf.matmul(rows, error, transpose_a=True)
         gradient /= tf.cast(tf.shape(rows)[0], tf.float32)
+        gradient = tf.reshape(gradient, self.weights.shape)
+        gradient += self.decays[:, None] * self.weights
         tf.raw_ops.ResourceApplyMomentum(
             var=self.weights.handle,
             accum=self.velocity.handle,
             lr=cosine,
-            grad=self.pace * (gradient + self.decays * self.weights),
+            grad=self.pace * gradient,
             momentum=0.9,
         )
 
@@ -271,26 +305,22 @@ class _Heads:
             rows = slice(start, start + CHUNK)
             answer = tf.argmax(self._logits(x[rows]), axis=1).numpy()
             right += (answer == y[rows, None]).sum(axis=0)  # (settings,)
-        total = tf.reshape(self.weights, (-1, self.classes, right.size))
-        finite = np.isfinite(tf.reduce_sum(total, axis=(0, 1)))
+        finite = np.isfinite(tf.reduce_sum(self.weights, axis=(0, 1)))
         return np.where(finite, right / len(y), 0.0)
 
     def keep(self, which):
         """Remembers the weights of the settings that are marked."""
-        mask = tf.constant(np.tile(which, self.classes))
-        self.best.assign(tf.where(mask, self.weights, self.best))
+        self.best.assign(tf.where(which, self.weights, self.best))
 
     def of(self, setting):
         """Weights (axes + 1, classes) of one setting: those kept, the last."""
-        settings = self.weights.shape[1] // self.classes
-        return self.best[:, setting::settings], self.weights[
-            :, setting::settings
-        ]
+        return self.best[:, :, setting], self.weights[:, :, setting]
 
     def _logits(self, rows):
-        logits = tf.matmul(rows, self.weights)
-        settings = self.weights.shape[1] // self.classes
-        return tf.reshape(logits, (tf.shape(rows)[0], self.classes, settings))
+        """Float32 (images, classes, settings)."""
+        axes, classes, settings = self.weights.shape
+        logits = tf.matmul(rows, tf.reshape(self.weights, (axes, -1)))
+        return tf.reshape(logits, (-1, classes, settings))
 
 
 def _ranking(rows, weights):

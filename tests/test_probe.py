@@ -59,7 +59,7 @@ def test_one_step_is_the_scaled_gradient_of_each_setting():
     heads.train(rows.astype("float32"), labels, 1.0)
     # From zero all classes are equally likely, and decay has nothing to do.
     first_gradient = rows.T @ (np.full((20, 3), 1 / 3) - np.eye(3)[labels]) / 20
-    found = heads.weights.numpy().reshape(5, 3, 2)
+    found = heads.weights.numpy()
     firsts = []
     for setting, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
         scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
@@ -68,7 +68,7 @@ def test_one_step_is_the_scaled_gradient_of_each_setting():
             found[..., setting], firsts[-1], rtol=1e-4, atol=1e-5
         )
     heads.train(rows.astype("float32"), labels, 0.25)
-    found = heads.weights.numpy().reshape(5, 3, 2)
+    found = heads.weights.numpy()
     for setting, first in enumerate(firsts):
         rate, decay = rates[setting], decays[setting]
         scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
@@ -82,6 +82,29 @@ def test_one_step_is_the_scaled_gradient_of_each_setting():
         )
 
 
+def test_heads_start_at_the_linear_discriminant():
+    features, labels = clouds(400, classes=3, width=4)
+    features = (features - features.mean(axis=0)) / features.std(axis=0)
+    decays = np.array([0.0, 0.2])
+    variances = np.array([1.0, 1.0, 1.0, 1.0])
+    heads = _Heads(variances, 3, np.ones(2), decays)
+    rows = np.concatenate([features, np.ones((400, 1))], axis=1)
+    halves = np.split(rows.astype("float32"), 2), np.split(labels, 2)
+    heads.start([*zip(*halves, strict=True)])
+    counts = np.bincount(labels)
+    for setting, decay in enumerate(decays):
+        for cloud in range(3):
+            mean = features[labels == cloud].mean(axis=0)
+            weights = mean / (1.0 + 3 * decay + RIDGE)
+            bias = np.log((counts[cloud] + 1) / 400) - weights @ mean / 2
+            np.testing.assert_allclose(
+                heads.weights[:, cloud, setting],
+                np.append(weights, bias),
+                rtol=1e-3,
+                atol=1e-4,
+            )
+
+
 def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(3000, 6)) @ draw.normal(size=(6, 6)) + 5
@@ -92,6 +115,7 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     covariance = np.cov(turned[:, :-1].T)
     np.testing.assert_allclose(covariance, np.diag(axes.variances), atol=0.01)
     np.testing.assert_allclose(axes.variances.sum(), 5.0, atol=0.01)
+    assert axes.steps == 44
 
 
 def test_features_alike_in_all_directions_are_standardised_alone():
@@ -103,6 +127,7 @@ def test_features_alike_in_all_directions_are_standardised_alone():
     np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(found[:, -1], 1.0)
     np.testing.assert_allclose(axes.variances, 1.0)
+    assert axes.steps == 22
 
 
 def test_axes_of_little_variance_are_learned_as_well():

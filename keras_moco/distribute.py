@@ -159,8 +159,11 @@ def gather(tensor):
 
 def first_row(tensor):
     """Where this replica's rows begin in what `gather` returns."""
-    context = tf.distribute.get_replica_context()
-    return context.replica_id_in_sync_group * tf.shape(tensor)[0]
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    if num_replicas() == 1 or tensor.shape[0] is not None:
+        return number * tf.shape(tensor)[0]
+    # The last batch of an array may fall into unequal shares.
+    return tf.reduce_sum(gather(tf.shape(tensor)[:1])[:number])
 
 
 def shuffle(tensor, step):

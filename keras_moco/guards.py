@@ -52,8 +52,7 @@ class StepGuard(keras.layers.Layer):
         Args:
             learn: Function that changes weights.
             loss: Scalar of this replica.
-            gradients: List of tensors of this replica. [] where the loss scale
-                deals with what is not finite in them.
+            gradients: List of tensors of this replica.
             before: What `remember` gave.
         """
         # One pass over the gradients, and no array of their size.
@@ -146,10 +145,12 @@ class Guard(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
         self.begin = int(self.model.step_guard.steps.numpy()) - self.first_step
-        self.first_step = 0
+        self.first_step = self.looks = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        if (batch + 1) % LOOK_EVERY == 0:
+        # A call of `fit` may run several steps.
+        if (batch + 1) // LOOK_EVERY > self.looks:
+            self.looks = (batch + 1) // LOOK_EVERY
             self._look()
 
     def on_epoch_end(self, epoch, logs=None):

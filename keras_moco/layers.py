@@ -1,5 +1,7 @@
 """Batch normalisation on TensorFlow's fused operation, in groups."""
 
+import warnings
+
 import keras
 import tensorflow as tf
 from keras.src.models import Functional
@@ -137,7 +139,8 @@ def swap_batch_norm(model, groups=1, synchronized=None):
 
     Returns:
         `keras.Model` with the same weights; a subclassed model, which Keras
-        cannot take apart, is returned as it is.
+        cannot take apart, is returned as it is. A warning names what is
+        normalised inside layers of the user's own, and stays as it is.
 
     Example:
         >>> encoder = keras.applications.ResNet50(
@@ -145,6 +148,7 @@ def swap_batch_norm(model, groups=1, synchronized=None):
         >>> encoder = swap_batch_norm(encoder, groups=8)
     """
     if not isinstance(model, (Functional, keras.Sequential)):
+        _warn_of_others(model, groups)
         return model
 
     def swapped(layer):
@@ -155,7 +159,26 @@ def swap_batch_norm(model, groups=1, synchronized=None):
             return BatchNormalization.from_config(config)
         return layer.__class__.from_config(layer.get_config())
 
-    return rebuild(model, swapped)
+    copy = rebuild(model, swapped)
+    _warn_of_others(copy, groups)
+    return copy
+
+
+def _warn_of_others(model, groups):
+    others = [
+        layer.name
+        for layer in model._flatten_layers(include_self=False)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and not isinstance(layer, BatchNormalization)
+    ]
+    if others and groups > 1:
+        warnings.warn(
+            f"Batch normalisation inside a layer of its own ({others[0]}, "
+            f"{len(others)} in all) cannot be put into groups: it may tell a "
+            "query which key is its own. Build it of Keras' layers, or use "
+            "keras_moco.layers.BatchNormalization in it.",
+            stacklevel=3,
+        )
 
 
 def plain_float32(model):
@@ -211,8 +234,16 @@ def rebuild(model, clone_function):
     copy = keras.models.clone_model(
         model, clone_function=clone_function, recursive=True
     )
-    copy.set_weights(model.get_weights())
+    copy_weights(model, copy)
     return copy
+
+
+def copy_weights(model, copy):
+    """Gives a copy of a model its weights."""
+    copy.set_weights(model.get_weights())
+    for layer in copy._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # It computes with constants of these.
 
 
 def num_groups(model):

@@ -61,6 +61,9 @@ class MoCo(keras.Model):
         num_images: Int or None. Draw the negatives from a `MemoryBank` of so
             many training images instead of a queue; an image's own key is
             left out. Defaults to None.
+        v3_loss: Bool. Follow the gradient of MoCo v3's loss: the sum of both
+            directions, each times 2 * temperature. What is reported is the
+            mean. Defaults to False.
         **kwargs: As for `keras.Model` (`name`).
 
     Batches: `(query, key)` or `(query, key, index)`; both views float
@@ -101,11 +104,13 @@ class MoCo(keras.Model):
         symmetric=False,
         mask_same_image=False,
         num_images=None,
+        v3_loss=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
         _check_arguments(queue_size, temperature, momentum)
         _check_projector(projector, feature_dim(encoder))
+        _check_precision(encoder, projector, predictor)
         self.encoder = encoder
         self.projector = projector
         self.predictor = predictor
@@ -116,6 +121,7 @@ class MoCo(keras.Model):
         # A bank holds a key of every image, the query's own as well.
         self.mask_same_image = mask_same_image or num_images is not None
         self.num_images = num_images
+        self.v3_loss = v3_loss
 
         self.key_encoder = frozen_copy(encoder)
         self.key_projector = frozen_copy(projector)
@@ -133,6 +139,7 @@ class MoCo(keras.Model):
         self.contrast_top1 = keras.metrics.Mean("contrast_top1")
         self.make_views = None
         self.update_in_step = False  # `MomentumUpdate` decides.
+        self._compiled_update = self._update_key_encoder  # Until a step is.
         self.built = True
 
     @classmethod
@@ -200,6 +207,7 @@ class MoCo(keras.Model):
             symmetric=preset.symmetric,
             mask_same_image=bool(preset.mask_same_image),
             num_images=num_images if preset.memory_bank else None,
+            v3_loss=preset.v3_loss,
         )
 
     def call(self, images, training=False):
@@ -212,19 +220,22 @@ class MoCo(keras.Model):
         before = self.step_guard.remember(self.moved_by_a_pass())
         keys = [self.encode_key(key) for _, key in directions]
         with tf.GradientTape() as tape:
-            queries = [self.encode_query(query) for query, _ in directions]
-            losses = [
-                self.contrast(query, key, index)
-                for query, key in zip(queries, keys, strict=True)
-            ]
-            loss = tf.add_n(losses) / len(losses)
-            penalty = tf.add_n([0.0, *self.encoder.losses])
+            losses, penalties = [], [0.0]
+            for (query, _), key in zip(directions, keys, strict=True):
+                query = self.encode_query(query)
+                losses.append(self.contrast(query, key, index))
+                penalties += self.penalties()
+            losses = tf.add_n(losses) / len(directions)
+            loss = tf.reduce_mean(losses)
+            factor = 2 * len(directions) * self.temperature
+            total = loss * factor if self.v3_loss else loss
+            total += tf.add_n(penalties) / len(directions)
             # Gradients are summed over replicas.
-            share = (loss + penalty) / distribute.num_replicas()
+            share = total / distribute.num_replicas()
             scaled_loss = self.optimizer.scale_loss(share)
         variables = self.trainable_variables
         gradients = tape.gradient(scaled_loss, variables)
-        self.loss_tracker.update_state(loss)
+        self.loss_tracker.update_state(losses)
 
         def learn():
             self.optimizer.apply(gradients, variables)
@@ -249,6 +260,13 @@ class MoCo(keras.Model):
         ]
         self.loss_tracker.update_state(tf.add_n(losses) / len(directions))
         return self.report()
+
+    def export(self, *args, **kwargs):
+        """As Keras'; images in, features out, as in `model(images)`."""
+        (images,) = self.encoder.inputs
+        signature = [keras.InputSpec(images.dtype, images.shape)]
+        kwargs.setdefault("input_signature", signature)
+        return super().export(*args, **kwargs)
 
     def unpack(self, data):
         """Returns the directions [(query, key), ...] and the index or None."""
@@ -295,7 +313,9 @@ class MoCo(keras.Model):
     def encode_query(self, images, training=True):
         """Images -> queries of unit length, (batch, dim) float32."""
         features = self.encoder(images, training=training)
-        self.std_tracker.update_state(feature_std(features))
+        self.std_tracker.update_state(
+            feature_std(features), sample_weight=tf.shape(features)[0]
+        )
         query = self.projector(features, training=training)
         if self.predictor is not None:
             query = self.predictor(query, training=training)
@@ -310,7 +330,10 @@ class MoCo(keras.Model):
         """
         # Otherwise a query and its key share a group, whose statistics tell
         # which key is the right one (section 3.3).
-        shuffled = training and normalizes_in_shares(self.key_encoder)
+        shuffled = training and (
+            normalizes_in_shares(self.key_encoder)
+            or normalizes_in_shares(self.key_projector)
+        )
         if shuffled:
             images, order = distribute.shuffle(
                 images, self.optimizer.iterations
@@ -322,25 +345,36 @@ class MoCo(keras.Model):
         return tf.stop_gradient(key)
 
     def contrast(self, query, key, index=None):
-        """The mean loss of queries against their keys and the negatives."""
+        """The loss of each query against its key and the negatives."""
         negatives, excluded = self.negatives(key, index)
         loss, positive, nearest = info_nce(
             query, key, negatives, self.temperature, excluded
         )
         self.positive_tracker.update_state(positive)
         # The mean over all pairs is the product of the means.
-        self.negative_tracker.update_state(
-            tf.tensordot(
-                tf.reduce_mean(query, axis=0),
-                tf.reduce_mean(negatives, axis=0),
-                1,
-            )
+        similarity = tf.tensordot(
+            tf.reduce_mean(query, axis=0), tf.reduce_mean(negatives, axis=0), 1
         )
+        if not self.queue_size:  # The own key is none of them.
+            count = tf.cast(tf.shape(negatives)[0], tf.float32)
+            own = tf.reduce_mean(positive)
+            similarity = (count * similarity - own) / (count - 1.0)
+        rows = tf.shape(query)[0]
+        self.negative_tracker.update_state(similarity, sample_weight=rows)
         self.contrast_top1.update_state(
             tf.cast(positive > nearest, tf.float32),
             sample_weight=self.key_queue.is_full(),
         )
-        return tf.reduce_mean(loss)
+        return loss
+
+    def penalties(self):
+        """What regularisers and `add_loss` ask for beside the contrast."""
+        return [
+            tf.cast(loss, tf.float32)
+            for part in (self.encoder, self.projector, self.predictor)
+            if part is not None
+            for loss in part.losses
+        ]
 
     def negatives(self, key, index):
         """Returns keys (K, dim) and which of them each query leaves out."""
@@ -422,10 +456,17 @@ class MoCo(keras.Model):
         return variables + [v for m in self.metrics for v in m.variables]
 
     def unscaled(self, gradients):
-        """The gradients, or [] where a loss scale drops what is infinite."""
-        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-            return []
-        return [g for g in gradients if g is not None]
+        """The gradients; 0 for those that a loss scale still deals with."""
+        gradients = [g for g in gradients if g is not None]
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        if scale is None:
+            return gradients
+        # It halves until they are finite: at 1 that has not helped.
+        helpless = scale.value <= 1.0
+        return [
+            tf.where(helpless, tf.reduce_sum(tf.cast(g, tf.float32)), 0.0)
+            for g in gradients
+        ]
 
     def report(self):
         """What a step reports: the means of the epoch so far."""
@@ -493,7 +534,16 @@ class MoCo(keras.Model):
         """The same as `trainable_variables`."""
         return self.trainable_variables
 
-    def fit(self, x=None, *args, callbacks=None, **kwargs):
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        **kwargs,
+    ):
         """As `keras.Model.fit`; adds `MomentumUpdate` and `Guard`.
 
         With a `Checkpoint` among the callbacks it starts where that one's
@@ -504,13 +554,12 @@ class MoCo(keras.Model):
         # Keras warns about its own default on every dataset.
         batched = (tf.data.Dataset, tf.distribute.DistributedDataset)
         kwargs.setdefault("shuffle", not isinstance(x, batched))
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return super().fit(x, *args, callbacks=callbacks, **kwargs)
+        args = (x, y, batch_size, epochs, verbose)
         callbacks, guard, checkpoint = _arrange(callbacks)
         passes = getattr(x, "passes", None)
         guard.names = passes and passes.names
         if checkpoint is None:
-            return super().fit(x, *args, callbacks=callbacks, **kwargs)
+            return super().fit(*args, callbacks=callbacks, **kwargs)
         with checkpoint.of(self):
             x, ending = checkpoint.start(
                 x, kwargs.get("steps_per_epoch"), kwargs.get("initial_epoch", 0)
@@ -519,7 +568,7 @@ class MoCo(keras.Model):
             guard.checkpoint = checkpoint
             callbacks = [*ending, *callbacks]
             try:
-                return super().fit(x, *args, callbacks=callbacks, **kwargs)
+                return super().fit(x, *args[1:], callbacks=callbacks, **kwargs)
             except Stopped:
                 for callback in callbacks:
                     callback.on_train_end()
@@ -557,9 +606,9 @@ class MoCo(keras.Model):
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
         """One step on (query, key, index) with its average, as in `fit`."""
-        logs = super().train_on_batch(x, y, sample_weight, **kwargs)
         callback = MomentumUpdate()
         callback.set_model(self)
+        logs = super().train_on_batch(x, y, sample_weight, **kwargs)
         callback.on_train_batch_end(0)
         return logs
 
@@ -586,6 +635,9 @@ class MoCo(keras.Model):
             "symmetric": self.symmetric,
             "mask_same_image": self.mask_same_image,
             "num_images": self.num_images,
+            "v3_loss": self.v3_loss,
+            # Without it a compiled loss scale would not come back.
+            "dtype": serialize(self.dtype_policy),
         }
 
     @classmethod
@@ -601,6 +653,8 @@ class MoCo(keras.Model):
 
 def _arrange(callbacks):
     """All callbacks in the order they need, the guard, the checkpoint."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise ValueError("`callbacks` must be a list; a CallbackList is none.")
     if isinstance(callbacks, keras.callbacks.Callback):
         callbacks = [callbacks]
     callbacks = list(callbacks or [])
@@ -630,6 +684,17 @@ def _check_projector(projector, features):
             f"`projector` takes {shape[-1]} features, but `encoder` gives "
             f"{features}: projection_head({features})"
         )
+
+
+def _check_precision(*parts):
+    for part in parts:
+        for variable in part.trainable_variables if part else ():
+            if variable.dtype in ("float16", "bfloat16"):
+                raise ValueError(
+                    f"Weights must be float32: in {variable.dtype} the average "
+                    "of the key encoder would stand still. Take the policy "
+                    f"mixed_{variable.dtype}, which computes in it alone."
+                )
 
 
 def _check_arguments(queue_size, temperature, momentum):

@@ -74,7 +74,7 @@ class SGD(keras.optimizers.Optimizer):
 
     def precondition(self, gradient, variable):
         """Adds the weight decay."""
-        if not self.coupled_weight_decay:
+        if not (self.coupled_weight_decay and self._use_weight_decay(variable)):
             return gradient
         return gradient + self.coupled_weight_decay * variable
 

@@ -59,6 +59,8 @@ class Preset:
         final_momentum: Float in [0, 1] or None. Where a cosine takes
             `momentum` to by the last step; None keeps it constant.
         symmetric: Bool. Use each view as query and as key.
+        v3_loss: Bool. MoCo v3's loss: the sum of both directions, each times
+            2 * temperature, instead of the mean.
         mask_same_image: Bool or None. Leave keys of the query's own image out
             of the negatives. They are frequent once the queue is a tenth of
             the data; None masks from there on (in `pretrain`).
@@ -113,6 +115,7 @@ class Preset:
     momentum: float = 0.999
     final_momentum: float | None = None
     symmetric: bool = False
+    v3_loss: bool = False
     mask_same_image: bool | None = None
     memory_bank: bool = False
     head_layers: int = 2
@@ -314,6 +317,8 @@ PRESETS = {
         momentum=0.99,
         final_momentum=1.0,
         symmetric=True,
+        v3_loss=True,
+        zero_init_residual=True,
         head_hidden_dim=4096,
         head_output_dim=256,
         head_batch_norm=True,

@@ -100,8 +100,16 @@ class KeyQueue(keras.layers.Layer):
 
 
 def unit_length(x):
-    """Scales rows to length 1, in float32; a row of zeros stays zero."""
-    return tf.math.l2_normalize(tf.cast(x, tf.float32), axis=1)
+    """Scales rows to length 1, in float32.
+
+    A row of zeros, which points nowhere, stays zero and has no gradient: the
+    derivative of the length would give it one without bounds.
+    """
+    x = tf.cast(x, tf.float32)
+    square = tf.reduce_sum(x * x, axis=1, keepdims=True)
+    points = square > 1e-12
+    scale = tf.math.rsqrt(tf.where(points, square, 1.0))
+    return x * tf.where(points, scale, 0.0)
 
 
 def random_unit_rows(shape, dtype=None):

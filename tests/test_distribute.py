@@ -57,6 +57,25 @@ def test_shuffled_rows_come_back_from_all_replicas(two_replicas):
     np.testing.assert_array_equal(back, rows)
 
 
+def test_unequal_shares_come_back_too(two_replicas):
+    """As of the last batch of an array."""
+    rows = tf.data.Dataset.range(3).batch(4)
+    rows = two_replicas.experimental_distribute_dataset(rows)
+
+    def step(rows):
+        dealt, order = distribute.shuffle(rows, 7)
+        return distribute.first_row(rows), distribute.unshuffle(dealt, order)
+
+    @tf.function
+    def run(iterator):
+        return two_replicas.run(step, [next(iterator)])
+
+    first, back = run(iter(rows))
+    local = two_replicas.experimental_local_results
+    assert [int(row) for row in local(first)] == [0, 2]
+    assert [rows.numpy().tolist() for rows in local(back)] == [[0, 1], [2]]
+
+
 # Which devices
 
 

@@ -140,6 +140,23 @@ def test_a_loss_scale_that_is_too_high_ends_nothing(tiny_encoder, random_pairs):
     assert int(model.step_guard.bad) == 0
 
 
+def test_a_loss_scale_that_cannot_help_is_noticed(tiny_encoder, random_pairs):
+    layers = [keras.Input((8, 8, 3)), tiny_encoder(), Poison()]
+    scaled = keras.optimizers.LossScaleOptimizer(km.SGD(0.05), initial_scale=4)
+    with pytest.raises(NotFinite, match="loss scale"):
+        fit(moco(keras.Sequential(layers), scaled), random_pairs(steps=20))
+
+
+def test_it_looks_after_16_steps_however_many_one_call_runs(
+    tiny_encoder, random_pairs
+):
+    model = moco(tiny_encoder())
+    model.compile(km.SGD(0.05), steps_per_execution=10)
+    with pytest.raises(NotFinite):
+        fit(model, with_nan(random_pairs(steps=60), 3))
+    assert int(model.step_guard.steps.numpy()) == 20
+
+
 def test_bad_answers_are_refused(tiny_encoder, random_pairs, two_replicas):
     with pytest.raises(ValueError, match="`on_nan` must be stop or skip"):
         km.Guard(on_nan="hope")

@@ -16,6 +16,12 @@ def test_classes_are_matched_by_name():
     assert test.class_names == bank.class_names
 
 
+def test_labels_that_are_unknown_stay_so():
+    bank = labelled([0, 1], ["ant", "bee"])
+    test = match_classes(bank, labelled([0, -1], ["bee"]))
+    np.testing.assert_array_equal(test.labels, [1, -1])
+
+
 def test_classes_that_training_lacks_are_named():
     bank = labelled([0, 1], ["ant", "bee"])
     with pytest.raises(ValueError, match="lack: cow, dog"):

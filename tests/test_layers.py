@@ -1,3 +1,5 @@
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -215,3 +217,41 @@ def test_swapping_can_synchronise(tiny_encoder):
     assert [layer.synchronized for layer in norm_layers(swapped)] == [True]
     kept = swap_batch_norm(swapped)
     assert [layer.synchronized for layer in norm_layers(kept)] == [True]
+
+
+@pytest.mark.parametrize("copy", [swap_batch_norm, plain_float32])
+def test_copies_normalise_as_the_user_adapted_it(copy):
+    images = np.random.default_rng(0).uniform(3, 9, (8, 4, 4, 3))
+    normalize = keras.layers.Normalization()
+    normalize.adapt(images)
+    inputs = keras.Input((4, 4, 3))
+    model = keras.Model(inputs, keras.layers.Flatten()(normalize(inputs)))
+    np.testing.assert_allclose(
+        copy(model)(images), model(images), rtol=1e-5, atol=1e-5
+    )
+    axes = (0, 1, 2)
+    expected = (images - images.mean(axes)) / images.std(axes)
+    np.testing.assert_allclose(
+        copy(model)(images), expected.reshape(8, -1), rtol=1e-4, atol=1e-4
+    )
+
+
+@keras.saving.register_keras_serializable(package="test")
+class Block(keras.layers.Layer):
+    """A user's own layer around batch normalisation."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+
+def test_what_cannot_be_put_into_groups_is_warned_of():
+    model = keras.Sequential([keras.Input((4, 4, 3)), Block()])
+    with pytest.warns(UserWarning, match="cannot be put into groups"):
+        swap_batch_norm(model, groups=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swap_batch_norm(model)

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
+from keras_moco import distribute
 from keras_moco.layers import swap_batch_norm
 from keras_moco.queue import unit_length
 from keras_moco.schedules import CosineMomentum
@@ -597,3 +598,219 @@ def test_in_batch_negatives_are_those_of_all_replicas(
         found.append([np.array(history["loss"]), *query_weights(model)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-5)
+
+
+# What users bring
+
+
+def test_a_normalisation_that_was_adapted_is_the_keys_too():
+    images = np.random.default_rng(0).uniform(3, 9, (8, 4, 4, 3))
+    normalize = keras.layers.Normalization()
+    normalize.adapt(images)
+    layers = [keras.Input((4, 4, 3)), normalize, keras.layers.Flatten()]
+    encoder = keras.Sequential([*layers, keras.layers.Dense(4)])
+    model = tiny_moco(encoder)
+    np.testing.assert_array_equal(
+        model.key_encoder(images), model.encoder(images)
+    )
+    expected = (images - images.mean((0, 1, 2))) / images.std((0, 1, 2))
+    kernel, bias = encoder.layers[-1].get_weights()
+    np.testing.assert_allclose(
+        model.key_encoder(images),
+        expected.reshape(8, -1) @ kernel + bias,
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_query_and_key_draw_apart(seed):
+    layers = [keras.Input((500,)), keras.layers.Dropout(0.5, seed=seed)]
+    model = tiny_moco(keras.Sequential(layers))
+    rows = tf.ones((2, 500))
+    query = model.encoder(rows, training=True).numpy() > 0
+    key = model.key_encoder(rows, training=True).numpy() > 0
+    assert 0.4 < (query == key).mean() < 0.6
+
+
+def test_penalties_of_all_query_parts_count_once(random_pairs):
+    """Symmetric: weights once, what `add_loss` gives as the mean of views."""
+    penalized = keras.layers.Dense(
+        4, kernel_regularizer=keras.regularizers.L2(0.5)
+    )
+    encoder = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.ActivityRegularization(l1=0.0),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(4, activity_regularizer="l2"),
+        ]
+    )
+    projector = keras.Sequential([keras.Input((4,)), penalized])
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    kept, moved = (encoder.get_weights(), projector.get_weights()), []
+    for head in (projector, plain):
+        encoder.set_weights(kept[0])
+        head.set_weights(kept[1])
+        model = km.MoCo(encoder, head, queue_size=16, symmetric=True)
+        model.queue.assign(unit_length(tf.reshape(tf.range(64.0), (16, 4))))
+        model.compile(km.SGD(0.1, momentum=0.0))
+        model.fit(random_pairs(steps=1), verbose=0)
+        moved.append(head.get_weights()[0])
+    kernel = kept[1][0]
+    # The derivative of 0.5 w^2 is w.
+    np.testing.assert_allclose(moved[0] - moved[1], -0.1 * kernel, atol=1e-5)
+
+
+def test_activity_is_penalised_in_half_precision(random_pairs):
+    layers = [
+        keras.Input((8, 8, 3)),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(4, activity_regularizer="l2", dtype="mixed_float16"),
+    ]
+    model = tiny_moco(keras.Sequential(layers))
+    model.compile(km.SGD(0.1))
+    logs = model.fit(random_pairs(), verbose=0).history
+    assert np.isfinite(logs["loss"]).all()
+
+
+def test_v3_loss_is_both_directions_times_twice_the_temperature(
+    build_golden, golden_pairs
+):
+    moved = []
+    for v3_loss in (False, True):
+        model = build_golden(
+            temperature=0.5, symmetric=True, v3_loss=v3_loss, queue_size=16
+        )
+        before = query_weights(model)
+        model.compile(km.SGD(0.1, momentum=0.0))
+        logs = model.fit(golden_pairs.take(1), verbose=0).history
+        after = query_weights(model)
+        moved.append([b - a for a, b in zip(after, before, strict=True)])
+        moved[-1].append(logs["loss"])
+    *mean, loss = moved[0]
+    *scaled, same = moved[1]
+    assert loss == same
+    for one, other in zip(mean, scaled, strict=True):
+        np.testing.assert_allclose(other, 2 * 0.5 * 2 * one, atol=1e-6)
+
+
+def test_the_first_batch_by_hand_has_its_average_in_several_steps_a_call(
+    build_golden, golden_pairs
+):
+    model = build_golden()
+    model.compile(km.SGD(0.1), steps_per_execution=2)
+    before = key_weights(model)
+    model.train_on_batch(*next(iter(golden_pairs)))
+    for old, query, key in zip(
+        before, query_weights(model), key_weights(model), strict=True
+    ):
+        np.testing.assert_allclose(key, 0.9 * old + 0.1 * query, atol=1e-6)
+
+
+def test_the_average_may_be_asked_for_before_any_step(build_golden):
+    model = build_golden()
+    before = key_weights(model)
+    model.update_key_encoder()
+    for old, new in zip(before, key_weights(model), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-6)
+
+
+def test_keys_are_shuffled_for_a_projector_that_normalises_in_shares(
+    two_replicas, random_pairs, monkeypatch
+):
+    calls = []
+    shuffle = distribute.shuffle
+
+    def spy(*arguments):
+        calls.append(arguments)
+        return shuffle(*arguments)
+
+    monkeypatch.setattr(distribute, "shuffle", spy)
+    with two_replicas.scope():
+        layers = [keras.Input((8, 8, 3)), keras.layers.GlobalAveragePooling2D()]
+        head = km.projection_head(3, 4, batch_norm=True)
+        model = km.MoCo(keras.Sequential(layers), head, queue_size=16)
+        model.compile(km.SGD(0.1))
+    model.fit(random_pairs(steps=1), verbose=0)
+    assert calls
+
+
+def test_evaluate_counts_every_image_once(build_golden, golden_steps):
+    model = build_golden()
+    model.compile(km.SGD(0.1))
+    views = golden_steps["views"].astype("float32")[0]
+    query, key = np.concatenate([views[0]] * 2), np.concatenate([views[1]] * 2)
+    count = len(query) - 1
+    parts = [
+        model.evaluate(query[i:j], key[i:j], batch_size=64, verbose=0)
+        for i, j in ((0, count - 1), (count - 1, count))
+    ]
+    together = model.evaluate(
+        query[:count], key[:count], batch_size=count - 1, verbose=0
+    )
+    expected = ((count - 1) * parts[0][0] + parts[1][0]) / count
+    np.testing.assert_allclose(together[0], expected, rtol=1e-5)
+
+
+def test_similarity_to_other_keys_of_the_batch_leaves_out_the_own(
+    build_golden, golden_pairs, golden_sgd
+):
+    model = build_golden(queue_size=0)
+    model.compile(golden_sgd())
+    query, key = next(iter(golden_pairs))
+    logs = model.test_on_batch(query, key, return_dict=True)
+    cosine = unit_length(model.projector(model.encoder(query))).numpy() @ (
+        unit_length(model.key_projector(model.key_encoder(key))).numpy().T
+    )
+    others = cosine[~np.eye(len(cosine), dtype=bool)]
+    np.testing.assert_allclose(
+        logs["negative_similarity"], others.mean(), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_exported_it_gives_features(tmp_path, tiny_encoder):
+    model = tiny_moco(tiny_encoder())
+    model.export(tmp_path / "served", verbose=False)
+    images = np.random.default_rng(0).random((3, 8, 8, 3), "float32")
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served.serve(images), model(images), atol=1e-6)
+
+
+def test_a_saved_loss_scale_comes_back(tmp_path, tiny_encoder, random_pairs):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = tiny_moco(tiny_encoder())
+        model.compile(km.SGD(0.1))
+        model.fit(random_pairs(steps=12), verbose=0)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(again.optimizer, keras.optimizers.LossScaleOptimizer)
+    steps = int(model.optimizer.iterations)
+    assert int(again.optimizer.iterations) == steps > 0
+    again.fit(random_pairs(steps=1), verbose=0)
+
+
+def test_weights_of_half_precision_are_refused():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        layers = [keras.Input((12,)), keras.layers.Dense(4)]
+        with pytest.raises(ValueError, match="mixed_bfloat16") as error:
+            tiny_moco(keras.Sequential(layers))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert "\n" not in str(error.value)
+
+
+def test_callbacks_may_stand_in_their_place(build_golden, golden_steps):
+    model, recorder = build_golden(), Recorder()
+    model.compile(km.SGD(0.1))
+    views = golden_steps["views"].astype("float32")[0]
+    model.fit(*views, len(views[0]), 1, 0, [recorder])
+    assert len(recorder.losses) == 1
+    with pytest.raises(ValueError, match="`callbacks` must be a list"):
+        model.fit(*views, callbacks=keras.callbacks.CallbackList([]))

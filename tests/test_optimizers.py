@@ -51,6 +51,16 @@ def test_a_changing_rate_scales_the_whole_momentum():
     np.testing.assert_allclose(variable.numpy(), -1.0 - 0.1 * 1.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [SGD, LARS])
+def test_excluded_variables_do_not_decay(kind):
+    weights = [keras.Variable(np.ones((2, 2))) for _ in range(2)]
+    optimizer = kind(1.0, weight_decay=0.25)
+    optimizer.exclude_from_weight_decay(var_list=weights[:1])
+    optimizer.apply([keras.ops.zeros((2, 2))] * 2, weights)
+    np.testing.assert_array_equal(weights[0].numpy(), 1.0)
+    assert np.all(weights[1].numpy() < 1.0)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [SGD(0.1, 0.8, True, 1e-3), LARS(0.1, 0.8, False, 1e-3, 0.01)],

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_moco.queue import KeyQueue
+from keras_moco.queue import KeyQueue, unit_length
 
 
 @pytest.mark.parametrize("batch", [1, 5, 6, 16])
@@ -76,3 +76,18 @@ def test_replicas_hold_the_same_queue(two_replicas):
     for copy in copies:
         np.testing.assert_array_equal(copy.numpy()[:, 0], [1, 0, 0, 1, 1])
     np.testing.assert_array_equal(queue.index.numpy(), [1, 0, 0, 1, 1])
+
+
+def test_a_row_of_zeros_stays_and_has_no_gradient():
+    rows = tf.constant([[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        unit = unit_length(rows)
+        total = tf.reduce_sum(unit[:, 0])
+    np.testing.assert_allclose(unit, [[0.6, 0.8], [0, 0], [0, -1]], rtol=1e-6)
+    # d(x / r) / dx = y^2 / r^3 and d(x / r) / dy = -x y / r^3.
+    np.testing.assert_allclose(
+        tape.gradient(total, rows),
+        [[16 / 125, -12 / 125], [0, 0], [1 / 2, 0]],
+        rtol=1e-5,
+    )

@@ -146,7 +146,7 @@ def match_classes(bank, test):
                 f"{', '.join(unknown)}. Expected the same class folders."
             )
         numbers = [bank.class_names.index(name) for name in test.class_names]
-        test.labels = np.array(numbers)[test.labels]
+        test.labels = np.array([*numbers, -1])[test.labels]  # -1: unknown.
         test.class_names = bank.class_names
     return test
 

@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_moco.layers import copy_weights
+
 
 def projection_head(
     input_dim,
@@ -74,14 +76,20 @@ def frozen_copy(model):
     """Copies a model, weights too, and takes its variables out of training.
 
     The layers stay trainable: `layer.trainable = False` would put batch
-    normalisation into inference mode.
+    normalisation into inference mode. Layers that draw, as dropout does, draw
+    otherwise than the model's.
     """
     copy = keras.models.clone_model(model)
     if not copy.built:
         copy.build_from_config(model.get_build_config())
-    copy.set_weights(model.get_weights())
+    copy_weights(model, copy)
     for variable in copy.variables:
         variable.trainable = False
+        if variable.name == "seed_generator_state":
+            # The same draws as for the query would give its key away.
+            seed = keras.ops.convert_to_numpy(variable).copy()
+            seed[0] ^= 1 << 20
+            variable.assign(seed)
     return copy
 
 

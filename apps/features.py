@@ -1,12 +1,10 @@
 """`keras-moco features`: an encoder's features of any images, in a file."""
 
 import csv
-import os
-import pathlib
 
 import click
 
-from keras_moco.errors import UserError, one_line_errors
+from keras_moco.errors import one_line_errors
 from keras_moco.options import (
     data_dir_option,
     encoder_option,
@@ -14,6 +12,7 @@ from keras_moco.options import (
     max_broken_option,
     one_or_many,
     open_encoder,
+    output_file,
     say_broken,
     say_size,
 )
@@ -45,6 +44,7 @@ from keras_moco.options import (
     "path",
     required=True,
     metavar="FILE",
+    callback=output_file(".npz", ".csv"),
     help="features.npz (arrays features, labels, names, class_names), or "
     "features.csv (a line an image).",
 )
@@ -53,13 +53,6 @@ def main(encoder, dataset, split, image_size, data_dir, max_broken, path):
     """Write an encoder's features of images, with their file names."""
     import keras_moco as km
 
-    path = pathlib.Path(path)
-    writers = {".npz": write_npz, ".csv": write_csv}
-    if path.suffix not in writers:
-        raise UserError(f"--to must end in .npz or .csv. Received: {path}")
-    if path.is_dir():
-        raise UserError(f"--to must be a file; {path} is a folder.")
-    km.export.check_writable(path.parent)
     model, size = open_encoder(encoder, image_size)
     images = km.load_images(
         one_or_many(dataset),
@@ -71,13 +64,9 @@ def main(encoder, dataset, split, image_size, data_dir, max_broken, path):
     say_size(images, size)
     found = km.features(model, images, size, verbose=True)
     say_broken(images)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        writers[path.suffix](draft, found, images.class_names)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write = {".npz": write_npz, ".csv": write_csv}[path.suffix]
+    with km.outputs.draft_of(path) as draft:
+        write(draft, found, images.class_names)
     count, width = found.features.shape
     click.echo(f"Features {path}: {count:,} images, {width:,} features each")
 

@@ -5,19 +5,21 @@ import click
 from keras_moco.errors import one_line_errors
 from keras_moco.options import (
     data_dir_option,
+    dataset_option,
     device_options,
     encoder_option,
     image_size_option,
     json_option,
-    labelled_option,
+    one_or_many,
     picture_option,
+    tensorboard_option,
 )
 from keras_moco.recipes import FINETUNE, parse_share
 
 
 @click.command("finetune")
 @encoder_option
-@labelled_option
+@dataset_option
 @click.option(
     "--labels",
     default="100%",
@@ -64,11 +66,7 @@ from keras_moco.recipes import FINETUNE, parse_share
     help="Where the classifier goes. Default: saved_models/<run name>.",
 )
 @picture_option
-@click.option(
-    "--tensorboard",
-    metavar="DIR",
-    help="Log there for TensorBoard. Default: the run folder.",
-)
+@tensorboard_option
 @json_option
 @one_line_errors
 @device_options
@@ -94,11 +92,11 @@ def main(
     import keras_moco as km
 
     recipe = FINETUNE.replace(labels=parse_share(labels), **numbers)
-    if picture:
-        km.pictures.check_picture(picture)
     if image_size is None:
         image_size = km.trained_image_size(encoder)
-    train, test, names = km.labeled_images(dataset, image_size, data_dir)
+    train, test, names = km.labeled_images(
+        one_or_many(dataset), image_size, data_dir
+    )
     result = km.fit_classifier(
         encoder,
         train,

@@ -5,19 +5,21 @@ import click
 from keras_moco.errors import UserError, one_line_errors
 from keras_moco.options import (
     data_dir_option,
+    dataset_option,
     device_options,
     encoder_option,
     image_size_option,
     json_option,
-    labelled_option,
+    one_or_many,
     picture_option,
     say_size,
+    tensorboard_option,
 )
 
 
 @click.command("linear-probe")
 @encoder_option
-@labelled_option
+@dataset_option
 @click.option(
     "--protocol",
     type=click.Choice(["features", "augmented"]),
@@ -52,11 +54,7 @@ from keras_moco.options import (
     help="Also probe the same encoder untrained, and raw pixels.",
 )
 @picture_option
-@click.option(
-    "--tensorboard",
-    metavar="DIR",
-    help="Log there for TensorBoard. Default: the run folder, if there is one.",
-)
+@tensorboard_option
 @json_option
 @one_line_errors
 @device_options
@@ -84,8 +82,6 @@ def main(
 
     import keras_moco as km
 
-    if picture:
-        km.pictures.check_picture(picture)
     if run_dir and protocol == "features":
         raise UserError("--run-dir is of --protocol augmented.")
     numbers = {k: v for k, v in numbers.items() if v is not None}
@@ -94,7 +90,9 @@ def main(
     model = km.load_encoder(encoder, trainable=trainable)
     if image_size is None:
         image_size = km.trained_image_size(encoder)
-    train, test, names = km.labeled_images(dataset, image_size, data_dir)
+    train, test, names = km.labeled_images(
+        one_or_many(dataset), image_size, data_dir
+    )
     size = km.evaluation_size(train, model, image_size)
     encoders = {"encoder": model}
     if baselines:

@@ -1,13 +1,13 @@
 """`keras-moco momentum-filter`: the momentum update as a low-pass filter."""
 
 import math
-import os
-import pathlib
 import sys
 
 import click
 
 from keras_moco.errors import UserError, one_line_errors, wrap
+from keras_moco.options import output_file
+from keras_moco.outputs import PICTURES, draft_of
 
 PARAMETERS = 128  # Of the ramp: noise is measured across them.
 NOISE = 0.05  # Its standard deviation, where the ramp rises by 1 in all.
@@ -51,6 +51,7 @@ GREY = "#999999"
     default="momentum_filter.png",
     show_default=True,
     metavar="FILE",
+    callback=output_file(*PICTURES),
     help="The picture (.png, .pdf or .svg).",
 )
 def main(momenta, steps, train, trace, seed, path):
@@ -63,7 +64,6 @@ def main(momenta, steps, train, trace, seed, path):
     the weights of a run.
     """
     momenta = parse_momenta(momenta)
-    path = pathlib.Path(path)
     if train is not None and trace:
         raise UserError("--train records a trace itself: leave out --trace.")
     if seed < 0:
@@ -71,7 +71,6 @@ def main(momenta, steps, train, trace, seed, path):
     num_steps = enough_steps(momenta[-1], steps)
     train_steps = None if train is None else enough_steps(train, steps)
     recorded = read_trace(trace) if trace else None
-    check_place(path)
 
     from keras_moco import average
 
@@ -88,15 +87,11 @@ def main(momenta, steps, train, trace, seed, path):
     if found:
         click.echo("\n" + trace_table(recorded, found))
     curves = {m: key[:, 0] for m, key in zip(momenta, keys, strict=True)}
-    draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
-        draw(draft, query[:, 0], curves, recorded, found)
-        draft.replace(path)
+        with draft_of(path) as draft:
+            draw(draft, query[:, 0], curves, recorded, found)
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{path} cannot be written: {reason}.") from error
-    finally:
-        draft.unlink(missing_ok=True)
+        raise UserError(f"{path}: {error.strerror}.") from error
     if train is not None:
         click.echo(f"Trace    {trace}")
     click.echo(f"Picture  {path}")
@@ -145,27 +140,6 @@ def enough_steps(momentum, steps, what="--steps"):
             f"{steps:,} for momentum {momentum:g}"
         )
     return steps
-
-
-def check_place(path):
-    """Raises unless the picture can be written there; makes its folder."""
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(
-            f"--to must end in .png, .pdf or .svg. Received: {path}"
-        )
-    if path.is_dir():
-        raise UserError(f"--to must be a file; {path} is a folder.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {path.parent} cannot be made a folder "
-            f"({error.strerror})."
-        ) from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{path} cannot be written: no permission in {path.parent}."
-        )
 
 
 def noisy_ramp(steps, seed):

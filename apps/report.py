@@ -10,6 +10,7 @@ import pathlib
 import click
 
 from keras_moco.errors import UserError, one_line_errors, wrap
+from keras_moco.options import output_file
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 SAMPLE = 1000  # Images whose features are looked at.
@@ -18,7 +19,13 @@ MOST_CLASSES = 20  # More of them cannot be told apart by colour and shape.
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--to", "path", required=True, metavar="FILE.html")
+@click.option(
+    "--to",
+    "path",
+    required=True,
+    metavar="FILE.html",
+    callback=output_file(".html"),
+)
 @click.option(
     "--dataset",
     metavar="NAME|DIR",
@@ -39,14 +46,8 @@ def main(runs, path, dataset, data_dir, curves_only):
     """
     import jinja2
 
-    path = pathlib.Path(path)
-    # A device is no file either: the page is moved there, and would take its
-    # place.
-    taken = path.exists() and not path.is_file()
-    if taken or not path.parent.is_dir():
-        raise UserError(
-            f"--to must be a file in a folder that is there. Received: {path}"
-        )
+    import keras_moco as km
+
     names = short_names(runs)
     found = [
         read_run(folder, name) for folder, name in zip(runs, names, strict=True)
@@ -68,12 +69,8 @@ def main(runs, path, dataset, data_dir, curves_only):
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         runs=found, curves=curves(found), settings=compare_settings(found)
     )
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
+    with km.outputs.draft_of(path) as draft:
         draft.write_text(page, "utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
     click.echo(f"Report   {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 

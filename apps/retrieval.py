@@ -17,6 +17,7 @@ from keras_moco.options import (
     max_broken_option,
     one_or_many,
     open_encoder,
+    output_file,
     say_broken,
     say_size,
 )
@@ -58,6 +59,7 @@ MARKS = {True: ("#0072b2", "\u2713"), False: ("#d55e00", "\u2717")}
     default="neighbours.html",
     show_default=True,
     metavar="FILE",
+    callback=output_file(".html", ".png"),
     help="A page that holds all of it (.html), or a picture (.png).",
 )
 @one_line_errors
@@ -77,10 +79,6 @@ def main(
     """Show the images that an encoder takes for the nearest neighbours."""
     import keras_moco as km
 
-    path = pathlib.Path(path)
-    writers = {".html": write_page, ".png": write_picture}
-    if path.suffix not in writers:
-        raise UserError(f"--to must end in .html or .png. Received: {path}")
     if min(rows, k) < 1 or seed < 0:
         raise UserError(
             "--rows and --k must be >= 1, --seed >= 0. Received: "
@@ -89,7 +87,6 @@ def main(
     for file in queries:
         if not os.path.isfile(file):
             raise UserError(f"--query must be an image file. Received: {file}")
-    km.export.check_writable(path.parent)
     model, size = open_encoder(encoder, image_size)
     images = km.load_images(
         one_or_many(dataset),
@@ -112,13 +109,9 @@ def main(
             f"; {sum(known)} of {len(known)} neighbours are of their query's "
             "class"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        writers[path.suffix](draft, found, about)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write = {".html": write_page, ".png": write_picture}[path.suffix]
+    with km.outputs.draft_of(path) as draft:
+        write(draft, found, about)
     click.echo(km.terminal.wrap(about))
     click.echo(f"Neighbours {path}")
 
@@ -147,7 +140,7 @@ def search(model, images, bank, asked, size, rows, k, seed):
     def one(place):
         number = images.kept[place]
         return {
-            "image": images.decode(number),
+            "image": images.decode(number, THUMBNAIL),
             "name": bank.names[place],
             "label": images.class_of(number),
         }
@@ -164,7 +157,7 @@ def search(model, images, bank, asked, size, rows, k, seed):
         vectors, shown = query.features, []
         for number, place in enumerate(own):
             label = None if place is None else one(place)["label"]
-            image = asked.decode(asked.kept[number])
+            image = asked.decode(asked.kept[number], THUMBNAIL)
             name = query.names[number]
             shown.append({"image": image, "name": name, "label": label})
     # One more, as an image of the bank finds itself.
@@ -215,7 +208,8 @@ def write_picture(path, found, about):
             axis.set(xticks=[], yticks=[])
             axis.imshow(thumbnail(row["image"]))
             color = MARKS.get(row.get("right"), ("black",))[0]
-            lines = [pathlib.Path(row["name"]).name[-20:], *caption(row)]
+            file = os.fsencode(pathlib.Path(row["name"]).name[-20:])
+            lines = [file.decode(errors="replace"), *caption(row)]
             # A file name is no formula: `$` would begin one.
             axis.set_xlabel(
                 "\n".join(lines), fontsize=6, color=color, parse_math=False

@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
-import pathlib
 import shlex
 import sys
 
@@ -28,12 +26,15 @@ from keras_moco.options import (
     json_option,
     one_or_many,
     open_encoder,
+    output_file,
+    output_folder,
     precision_option,
     recipe_options,
     say_broken,
     say_size,
     steps_option,
 )
+from keras_moco.outputs import PICTURES, write_json
 from keras_moco.presets import PRESETS, find_preset
 
 COMMANDS = "keras_moco.commands"
@@ -178,7 +179,9 @@ def pretrain(dataset, quiet, **options):
 
 @command
 @click.argument("run_dir")
-@click.option("--to", "folder", required=True, metavar="DIR")
+@click.option(
+    "--to", "folder", required=True, metavar="DIR", callback=output_folder
+)
 def export(run_dir, folder):
     """Export the encoder of a run as it is now, finished or not."""
     from keras_moco.pretraining import export_run
@@ -202,15 +205,15 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     bank, test, _ = km.labeled_splits(one_or_many(dataset), size, data_dir)
     say_size(bank.images, size)
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
+    k = min(k, len(bank.images))
     say_broken(bank.images, test.images)
     click.echo(
-        f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k "
-        f"{min(k, len(bank.images))}, T {temperature:g})"
+        f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
+        f"T {temperature:g})"
     )
     if json_file:
         result = {"knn_top1": top1, "k": k, "temperature": temperature}
-        result["features"] = "backbone"
-        pathlib.Path(json_file).write_text(json.dumps(result) + "\n")
+        write_json(json_file, {**result, "features": "backbone"})
 
 
 @command
@@ -219,7 +222,12 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
 @click.option("--pairs", type=int, default=3, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--to", "path", default="views.png", show_default=True, metavar="FILE"
+    "--to",
+    "path",
+    default="views.png",
+    show_default=True,
+    metavar="FILE",
+    callback=output_file(*PICTURES),
 )
 def preview(dataset, rows, pairs, seed, path, **options):
     """Draw images beside their views, to see what a preset does."""
@@ -280,8 +288,7 @@ def bench(
         settings = {"preset": name, "precision": precision, "jit": jit}
         settings |= {"steps": steps}
         settings |= dataclasses.asdict(preset)
-        text = json.dumps({**figures, "settings": settings}, indent=2)
-        pathlib.Path(json_file).write_text(text + "\n")
+        write_json(json_file, {**figures, "settings": settings})
 
 
 @command

@@ -1,5 +1,7 @@
 """How good an encoder's features are: nearest neighbours."""
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -45,7 +47,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
     """
     if k < 1:
         raise ValueError(f"`k` must be at least 1. Received: {k}")
-    if not temperature > 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
     bank = extract.features(encoder, bank)
     queries = extract.features(encoder, queries)

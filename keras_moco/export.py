@@ -5,13 +5,13 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 
 import keras
 import tensorflow as tf
 
 from keras_moco.layers import plain_float32
 from keras_moco.notes import read_json
+from keras_moco.outputs import check_writable
 
 EXPORTED = {
     "saved_model.pb",
@@ -106,8 +106,8 @@ def _write(folder, kind, model, card, **endpoints):
         card: Dict.
         **endpoints: Functions without arguments to be served too.
     """
-    folder = pathlib.Path(folder)
     check_export_folder(folder, kind)
+    folder = pathlib.Path(folder).resolve()  # Not the link to it.
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -150,24 +150,6 @@ def check_export_folder(folder, kind="encoder"):
             f"{folder} holds files that are no exported {kind}; they are "
             "left alone. Export to another folder."
         )
-
-
-def check_writable(folder):
-    """Raises unless a folder can be made or written at that place."""
-    place = pathlib.Path(folder).absolute()
-    while not place.exists():
-        if place.is_symlink():
-            raise ValueError(f"{folder}: {place} is a link that leads nowhere.")
-        place = place.parent
-    if not place.is_dir():
-        raise ValueError(f"{folder} cannot be a folder: {place} is a file.")
-    try:
-        tempfile.TemporaryFile(dir=place).close()
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written: {error.strerror} ({place}). Give "
-            "another folder."
-        ) from error
 
 
 def read_card(folder):

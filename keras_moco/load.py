@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras_moco.build import build_model
 from keras_moco.checkpoint import FOLDER, Checkpoint, checkpoints
 from keras_moco.encoders import encoder_names
-from keras_moco.export import read_card
 from keras_moco.layers import plain_float32
+from keras_moco.notes import read_json
 from keras_moco.presets import Preset
 from keras_moco.run import RunFolder
 
@@ -129,7 +129,19 @@ def trained_image_size(place):
         path = path.parent
     if (path / "run.json").is_file():
         return RunFolder(path, None).settings.get("image_size")
-    return read_card(path).get("settings", {}).get("image_size")
+    card = path / "card.json"
+    if not card.exists():
+        return None
+    try:
+        size = read_json(card).get("settings", {}).get("image_size")
+        if size is not None and size < 1:
+            raise ValueError(f"image_size is {size}")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{card} is damaged ({error}): it does not say which size the "
+            "encoder was trained on. Give --image-size, or delete it."
+        ) from error
+    return size
 
 
 def _load_keras(path):
@@ -163,7 +175,7 @@ def _load_saved_model(path):
         signature = served.signatures["serving_default"]
         ((name, spec),) = signature.structured_input_signature[1].items()
         (output,) = signature.structured_outputs
-    except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
+    except Exception as error:  # TensorFlow's on damaged files are many.
         raise ValueError(
             f"{path} cannot be used: expected a SavedModel whose signature "
             "`serving_default` takes images and gives features, one tensor "

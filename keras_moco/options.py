@@ -1,10 +1,40 @@
 """Options that several commands take, and what they do with them."""
 
 import functools
+import pathlib
 
 import click
 
 from keras_moco.errors import UserError
+from keras_moco.outputs import PICTURES, check_file, check_writable
+
+
+def output_file(*endings):
+    """A callback of an option: the path, once a file can be written there."""
+
+    def check(context, option, path):
+        if path is None:
+            return None
+        try:
+            check_file(option.opts[0], path, endings)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        return pathlib.Path(path)
+
+    return check
+
+
+def output_folder(context, option, folder):
+    """A callback of an option: the folder, once it can be written."""
+    if folder is not None:
+        try:
+            if not folder:
+                raise ValueError(f"{option.opts[0]} must be a folder.")
+            check_writable(folder)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    return folder
+
 
 dataset_option = click.option(
     "--dataset",
@@ -34,20 +64,24 @@ encoder_option = click.option(
 image_size_option = click.option(
     "--image-size", type=int, help="Side in pixels. Default: as trained."
 )
-labelled_option = click.option(
-    "--dataset",
-    default="shapes",
-    show_default=True,
-    metavar="NAME|DIR",
-    help="Labelled images, with a train and a test split.",
-)
 picture_option = click.option(
     "--picture",
     metavar="FILE",
+    callback=output_file(*PICTURES),
     help="Draw the confusion matrix there (.png, .pdf or .svg).",
 )
 json_option = click.option(
-    "--json", "json_file", type=click.Path(), help="Write it there."
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=output_file(),
+    help="Write it there.",
+)
+tensorboard_option = click.option(
+    "--tensorboard",
+    metavar="DIR",
+    callback=output_folder,
+    help="Log there for TensorBoard. Default: the run folder, if there is one.",
 )
 
 
@@ -165,8 +199,10 @@ def open_encoder(place, image_size):
     """
     import keras_moco as km
 
-    if image_size is not None and image_size < 1:
-        raise UserError(f"--image-size must be >= 1. Received: {image_size}")
+    if image_size is not None and not 1 <= image_size <= 8192:
+        raise UserError(
+            f"--image-size must be from 1 to 8192. Received: {image_size}"
+        )
     model = km.load_encoder(place, trainable=False)
     only = km.extract.input_size(model) or (None, None)
     return model, image_size or km.trained_image_size(place) or only[0]

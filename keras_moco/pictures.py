@@ -4,8 +4,6 @@ Colours are those of Okabe and Ito, which the colour-blind can tell apart; line
 styles, markers or hatches say the same a second time.
 """
 
-import pathlib
-
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -33,16 +31,6 @@ VERDICTS = {
 }
 # Inches. At 100 dots an inch half a page; still readable on a phone.
 WIDTH, HEIGHT = 4.8, 3.0
-
-
-def check_picture(path):
-    """Raises unless a picture can be written under that name."""
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if pathlib.Path(path).suffix[1:] not in known:
-        raise ValueError(
-            f"A picture ends in one of {', '.join(sorted(known))}. "
-            f"Received: {path}"
-        )
 
 
 def draw_curves(series, ylabel, levels=(), spans=()):

@@ -1,13 +1,11 @@
 """What a recipe does to images, as a picture."""
 
-import pathlib
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from keras_moco import augment
 from keras_moco.data.pipeline import natural_size
-from keras_moco.pictures import check_picture
+from keras_moco.outputs import PICTURES, check_file, draft_of
 
 OPERATIONS = ("b", "c", "s", "h")  # By number: brightness, contrast, ...
 
@@ -34,11 +32,10 @@ def preview(images, preset, path, *, rows=6, pairs=3, seed=0):
     Example:
         >>> preview(load_images("photos/"), PRESETS["moco_v2"], "views.png")
     """
-    path = pathlib.Path(path)
-    check_picture(path)
+    check_file("The picture", path, PICTURES)
     figure = view_grid(images, preset, rows=rows, pairs=pairs, seed=seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with draft_of(path) as draft:
+        figure.savefig(draft, dpi=110)
 
 
 def view_grid(images, preset, *, rows=6, pairs=3, seed=0):

@@ -3,7 +3,6 @@
 All of them take the dict of `keras_moco.scores.score`.
 """
 
-import json
 import pathlib
 import textwrap
 
@@ -11,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
-from keras_moco.pictures import check_picture, draw_confusion
+from keras_moco.outputs import PICTURES, check_file, draft_of, write_json
+from keras_moco.pictures import draw_confusion
 
 
 def result_lines(name, result, names=()):
@@ -81,13 +81,12 @@ def save_results(results, names, *, json=None, picture=None, tensorboard=None):
             **_by_name(results[first], names),
             "baselines": {n: _by_name(results[n], names) for n in others},
         }
-        _write_json(json, content)
+        write_json(json, content)
     if picture:
-        check_picture(picture)
-        pathlib.Path(picture).parent.mkdir(parents=True, exist_ok=True)
-        draw_confusion(results[first]["confusion"], names).savefig(
-            picture, dpi=120
-        )
+        check_file("The picture", picture, PICTURES)
+        figure = draw_confusion(results[first]["confusion"], names)
+        with draft_of(picture) as draft:
+            figure.savefig(draft, dpi=120)
     if tensorboard:
         for name, result in results.items():
             folder = pathlib.Path(tensorboard, name.replace(" ", "_"))
@@ -97,11 +96,6 @@ def save_results(results, names, *, json=None, picture=None, tensorboard=None):
 def _by_name(result, names):
     per_class = dict(zip(names, result["per_class"], strict=True))
     return {**result, "per_class": per_class}
-
-
-def _write_json(path, content):
-    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    pathlib.Path(path).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _write_events(result, names, folder):

@@ -24,8 +24,9 @@ import tensorflow as tf
 import keras_moco
 from keras_moco import terminal
 from keras_moco.board import Board
-from keras_moco.export import check_export_folder, check_writable, read_card
+from keras_moco.export import check_export_folder, read_card
 from keras_moco.notes import read_json
+from keras_moco.outputs import check_writable
 from keras_moco.quality import feature_spread, key_age
 from keras_moco.verdict import judge
 

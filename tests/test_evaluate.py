@@ -113,7 +113,11 @@ def test_identical_images_are_found(tiny_encoder):
     assert km.knn_accuracy(tiny_encoder(), data, data, k=1) == 1.0
 
 
-@pytest.mark.parametrize("option", [{"k": 0}, {"temperature": 0}], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [{"k": 0}, {"temperature": 0}, {"temperature": float("inf")}],
+    ids=str,
+)
 def test_arguments_out_of_range_are_named(option):
     with pytest.raises(ValueError, match=next(iter(option))):
         km.knn_accuracy(None, None, None, **option)

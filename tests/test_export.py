@@ -102,3 +102,14 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         km.export_encoder(encoder, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_followed(tmp_path, tiny_encoder):
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("far")
+    for _ in range(2):  # Anew, and in place of an earlier one.
+        km.export_encoder(tiny_encoder(), link)
+        assert link.is_symlink()
+        assert (tmp_path / "far/encoder.keras").is_file()
+    assert not list(tmp_path.glob(".*"))

@@ -102,7 +102,7 @@ def test_bad_input_is_one_line_and_exit_code_2(photos):
         ([*OPTIONS, *to, "--encoder", "maps.keras"], "one vector an image"),
         ([*OPTIONS, *to, "--encoder", "v.keras"], "takes (None, 4)"),
         ([*OPTIONS, *to, "--encoder", "run"], "has no checkpoint yet"),
-        ([*OPTIONS, *to, "--image-size", 0], "--image-size must be >= 1"),
+        ([*OPTIONS, *to, "--image-size", 0], "--image-size must be from 1"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2, result.output

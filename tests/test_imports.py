@@ -10,6 +10,7 @@ import keras_moco
 PACKAGE = pathlib.Path(keras_moco.__file__).parent
 LADDER = [
     "kinds",
+    "outputs",
     "presets",
     "recipes",
     "checks",

@@ -71,9 +71,15 @@ def test_image_size_is_read_from_cards(tmp_path):
     for place in (tmp_path, tmp_path / "encoder.keras"):
         assert km.trained_image_size(place) == 48
     assert km.trained_image_size(tmp_path / "other.keras") is None
-    for damaged in ('{"settings": null}', '{"settings": {"image_size": "x"}}'):
+    for damaged in (
+        '{"settings": null}',
+        '{"settings": {"image_size": "x"}}',
+        '{"settings": {"image_size": -5}}',
+        '{"settings',
+    ):
         (tmp_path / "card.json").write_text(damaged)
-        assert km.trained_image_size(tmp_path) is None
+        with pytest.raises(ValueError, match="card.json is damaged"):
+            km.trained_image_size(tmp_path)
 
 
 def test_a_damaged_file_is_one_line(tiny_encoder, tmp_path):
@@ -97,3 +103,12 @@ def test_settings_of_another_kind_are_a_damaged_run(tmp_path):
     run = km.run.RunFolder(tmp_path, None)
     with pytest.raises(ValueError, match="damaged: `momentum` is of type"):
         km.load.run_preset(run)
+
+
+def test_a_damaged_saved_model_is_one_line(tiny_encoder, tmp_path):
+    km.export_encoder(tiny_encoder(), tmp_path / "out")
+    (tmp_path / "out/encoder.keras").unlink()
+    (data,) = (tmp_path / "out/variables").glob("variables.data*")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(ValueError, match="out cannot be used"):
+        km.load_encoder(tmp_path / "out", trainable=False)

@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_and_exit_code_2():
         (["--train", 1], "in [0, 1)"),
         (["--train", 0.5, "--trace", "still.npz"], "leave out --trace"),
         (["--to", "x.txt"], "must end in .png"),
-        (["--to", "empty.npz/x.png"], "cannot be written"),
+        (["--to", "empty.npz/x.png"], "empty.npz is a file"),
         (["--to", "folder.png"], "is a folder"),
         (["--trace", "nowhere.npz"], own),
         (["--trace", "other.npz"], own),

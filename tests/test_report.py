@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -199,7 +198,7 @@ def spoil():
     pathlib.Path("lacking/run.json").write_text('{"settings": {}}')
     make_run("odd", queue_size="many")
     make_run("good")
-    os.mkfifo("pipe")
+    pathlib.Path("folder.html").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -212,9 +211,9 @@ def spoil():
         (["damaged", "--to", "x.html"], "run.json is damaged"),
         (["lacking", "--to", "x.html"], "it lacks"),
         (["odd", "--to", "x.html"], "queue_size is 'many'"),
-        (["good", "--to", "nowhere/x.html"], "a folder that is there"),
-        (["good", "--to", "files"], "--to must be a file"),
-        (["good", "--to", "pipe"], "--to must be a file"),
+        (["good", "--to", "good/run.json"], "--to must end in .html"),
+        (["good", "--to", "folder.html"], "--to must be a file"),
+        (["good", "--to", "good/run.json/x.html"], "run.json is a file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
@@ -224,7 +223,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert message in result.output
     assert len(result.output.splitlines()) == 1
     assert not pathlib.Path("x.html").exists()
-    assert pathlib.Path("pipe").is_fifo()
+    assert json.loads(pathlib.Path("good/run.json").read_text())
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_page(monkeypatch):

@@ -257,6 +257,24 @@ def test_unreadable_folder(tmp_path, monkeypatch):
     one_line(error)
 
 
+def test_a_pipe_is_no_image_and_is_not_waited_for(tmp_path):
+    write(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    images = load_images(tmp_path, max_broken=0.5)
+    assert (len(images), images.broken) == (1, [str(tmp_path / "b.png")])
+
+
+def test_names_need_not_be_text(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    write(tmp_path / name)
+    images = load_images(tmp_path)
+    assert images.name(0) == str(tmp_path / name)
+    for folder in (b"\xe9", b"e"):
+        write(tmp_path / "classes" / os.fsdecode(folder) / name)
+    images = load_images(tmp_path / "classes")
+    assert images.class_names == ["e", "\ufffd"]
+
+
 def test_unequal_sizes_are_decoded_on_demand(tmp_path):
     write(tmp_path / "a.png", 1)
     write(tmp_path / "b.png", 2, size=(20, 10))

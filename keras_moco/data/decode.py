@@ -7,6 +7,7 @@ decoder does not do (EXIF orientation, CMYK).
 
 import io
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -133,7 +134,11 @@ def resize_boxes(image, boxes, size):
 
 
 def _open(item):
-    return Image.open(io.BytesIO(item) if isinstance(item, bytes) else item)
+    if isinstance(item, bytes):
+        return Image.open(io.BytesIO(item))
+    if not os.path.isfile(item):  # A pipe would be waited for.
+        raise ValueError
+    return Image.open(item)
 
 
 def _upright_size(image):

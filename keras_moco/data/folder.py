@@ -150,4 +150,6 @@ def _labels(folders):
     if None in folders or len(class_names) < 2:
         return None, None
     index = {name: label for label, name in enumerate(class_names)}
-    return np.array([index[name] for name in folders]), class_names
+    # Names of folders need not be text; those of classes are for people.
+    names = [os.fsencode(name).decode(errors="replace") for name in class_names]
+    return np.array([index[name] for name in folders]), names

@@ -74,7 +74,9 @@ class Images:
         self.labels = labels
         self.class_names = None if class_names is None else list(class_names)
         self.source = source
-        self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:12]
+        self.fingerprint = hashlib.sha256(
+            description.encode(errors="surrogateescape")  # Names of files.
+        ).hexdigest()[:12]
         self.broken = []
         self.broken_indices = set()
         self._names = names

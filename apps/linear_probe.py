@@ -82,8 +82,12 @@ def main(
 
     import keras_moco as km
 
-    if run_dir and protocol == "features":
-        raise UserError("--run-dir is of --protocol augmented.")
+    for option, given in (
+        ("--run-dir", run_dir),
+        ("--devices", devices != "auto"),
+    ):
+        if given and protocol == "features":
+            raise UserError(f"{option} is of --protocol augmented.")
     numbers = {k: v for k, v in numbers.items() if v is not None}
     # Of a bare SavedModel there is no untrained copy, nor one to train on.
     trainable = baselines or protocol == "augmented"

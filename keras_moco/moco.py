@@ -6,13 +6,13 @@ import keras
 import tensorflow as tf
 
 from keras_moco import distribute
+from keras_moco.batches import check_sizes, check_views
 from keras_moco.callbacks import MomentumUpdate
 from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
 from keras_moco.guards import Guard, StepGuard
 from keras_moco.kinds import check_kind
 from keras_moco.layers import (
-    check_groups,
     groups_per_replica,
     normalizes_in_shares,
     num_groups,
@@ -275,36 +275,7 @@ class MoCo(keras.Model):
         query, key, index = keras.utils.unpack_x_y_sample_weight(data)
         if self.make_views is not None:
             query, key = self.make_views(query, index, key[0])
-        if key is None:
-            raise ValueError(
-                "A batch must be (query, key) or (query, key, index): two "
-                "views of each image, and its number if wanted."
-            )
-        if not query.dtype.is_floating:
-            raise ValueError(
-                "Views must be float images in [0, 1]. Received: "
-                f"{query.dtype.name}. Divide by 255, or make them with "
-                "`pretrain_dataset`."
-            )
-        same_rank = query.shape.rank == key.shape.rank
-        if not (
-            same_rank and query.shape[:1].is_compatible_with(key.shape[:1])
-        ):
-            raise ValueError(
-                "Query and key must be views of the same images. Received "
-                f"arrays of shapes {query.shape} and {key.shape}; labels are "
-                "no key."
-            )
-        if index is not None and not index.dtype.is_integer:
-            raise ValueError(
-                "The index of a batch must be the integer numbers of its "
-                f"images. Received: {index.dtype.name}"
-            )
-        if self.mask_same_image and index is None:
-            raise ValueError(
-                "`mask_same_image=True` and a memory bank need batches of "
-                "(query, key, index). Received batches of (query, key)."
-            )
+        check_views(query, key, index, self.mask_same_image)
         directions = [(query, key)]
         if self.symmetric:
             directions.append((key, query))
@@ -550,7 +521,11 @@ class MoCo(keras.Model):
         files end, and returns early when a signal asks for it.
         """
         if isinstance(x, tf.data.Dataset):
-            self._check_batches(x.element_spec)
+            check_sizes(
+                x.element_spec,
+                num_groups(self.encoder),
+                self.distribute_strategy.num_replicas_in_sync,
+            )
         # Keras warns about its own default on every dataset.
         batched = (tf.data.Dataset, tf.distribute.DistributedDataset)
         kwargs.setdefault("shuffle", not isinstance(x, batched))
@@ -573,25 +548,6 @@ class MoCo(keras.Model):
                 for callback in callbacks:
                     callback.on_train_end()
                 return self.history
-
-    def _check_batches(self, spec):
-        groups = num_groups(self.encoder)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        batch_size = tf.nest.flatten(spec)[0].shape[0]
-        if batch_size is None:
-            if groups == replicas == 1:
-                return
-            raise ValueError(
-                "Batches must have a known size where several replicas or "
-                "groups of batch normalisation share them: "
-                "dataset.batch(size, drop_remainder=True)."
-            )
-        if batch_size % replicas:
-            raise ValueError(
-                f"A batch must be a multiple of the {replicas} replicas. "
-                f"Received: {batch_size}"
-            )
-        check_groups(batch_size // replicas, groups)
 
     def make_train_function(self, force=False):
         """As Keras'; compiles the momentum update anew along with it."""

@@ -25,7 +25,7 @@ import keras_moco
 from keras_moco import terminal
 from keras_moco.board import Board
 from keras_moco.export import check_export_folder, read_card
-from keras_moco.notes import read_json
+from keras_moco.notes import check_json, read_json
 from keras_moco.outputs import check_writable
 from keras_moco.quality import feature_spread, key_age
 from keras_moco.verdict import judge
@@ -148,10 +148,12 @@ class RunFolder:
 
 def is_row(row):
     """Whether a line of metrics.jsonl is one: an epoch, and numbers."""
-    return (
-        isinstance(row, dict)
-        and type(row.get("epoch")) is int
-        and all(isinstance(value, (int, float, list)) for value in row.values())
+    try:
+        check_json(row)
+    except ValueError:
+        return False
+    return type(row.get("epoch")) is int and all(
+        isinstance(value, (int, float, list)) for value in row.values()
     )
 
 

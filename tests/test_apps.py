@@ -131,6 +131,8 @@ def test_finetuning_from_the_shell(shades):
         ),
         (["--encoder", "export", "--dataset", "more"], "images lack: grey"),
         (["--encoder", "nan", "--dataset", "shades"], "train/bright/0"),
+        (["--encoder", "export", "--devices", "7"], "--devices is of"),
+        (["--encoder", "export", "--run-dir", "x"], "--run-dir is of"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(shades, arguments, words):

@@ -22,6 +22,7 @@ LADDER = [
     "queue",
     "memory_bank",
     "layers",
+    "batches",
     "optimizers",
     "classifier",
     "encoders",

@@ -121,7 +121,13 @@ def test_a_line_that_broke_off_is_dropped(tmp_path):
     run = RunFolder(tmp_path / "run", SETTINGS)
     run.write("run.json", {"settings": run.settings})
     path = run.path / "metrics.jsonl"
-    lines = b'{"epo\xff', b'{"epoch": null}', b'{"epoch": 2, "loss": "x"}', b"5"
+    lines = (
+        b'{"epo\xff',
+        b'{"epoch": null}',
+        b'{"epoch": 2, "loss": "x"}',
+        b'{"epoch": 2, "knn_top1": [1]}',
+        b"5",
+    )
     for broken in lines:
         path.write_bytes(b'{"epoch": 1}\n' + broken + b'\n{"epoch": 3}\n')
         assert run.metrics() == [{"epoch": 1}]

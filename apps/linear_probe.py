@@ -33,7 +33,7 @@ from keras_moco.options import (
 @click.option(
     "--epochs",
     type=int,
-    help="Default: as many as the features need, 2 at least; augmented 100.",
+    help="Default: as many as the features need; augmented 100.",
 )
 @click.option("--batch-size", type=int, help="Default: 2048, augmented 256.")
 @click.option(

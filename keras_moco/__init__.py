@@ -6,7 +6,7 @@ Names are imported on first use, so that the command line answers at once.
 import importlib
 import sys
 
-__version__ = "0.4.2"
+__version__ = "0.4.3"
 
 _HOME = {
     "MoCo": "moco",

@@ -49,10 +49,8 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
         raise ValueError(f"`k` must be at least 1. Received: {k}")
     if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
-    bank = extract.features(encoder, bank)
-    queries = extract.features(encoder, queries)
-    check_features(bank, "training")
-    check_features(queries, "test")
+    bank = check_features(extract.features(encoder, bank), "training")
+    queries = check_features(extract.features(encoder, queries), "test")
     warn_if_constant(bank)
     return knn_vote(*bank[:2], *queries[:2], k=k, temperature=temperature)
 

@@ -101,11 +101,14 @@ def features(encoder, dataset, image_size=None, verbose=False):
 
 
 def check_features(found, what):
-    """Raises where features cannot be judged.
+    """Features that can be judged, or a ValueError.
 
     Args:
         found: `Features`.
         what: Str. Which they are, for the message: "training" or "test".
+
+    Returns:
+        `Features`, whose labels are int64 (images,).
     """
     rows, labels, _ = found
     if not len(rows):
@@ -115,7 +118,14 @@ def check_features(found, what):
             f"The {what} images have no labels, or not all of them. Expected "
             "batches of (images, labels), labels from 0."
         )
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "iu" or labels.size != len(rows):
+        raise ValueError(
+            f"The labels of the {what} images must be class numbers, one an "
+            f"image. Received: {labels.dtype} of shape {labels.shape}"
+        )
     check_finite(found, what)
+    return found._replace(labels=labels.reshape(-1).astype("int64"))
 
 
 def warn_if_constant(found):

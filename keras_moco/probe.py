@@ -95,13 +95,12 @@ def probe_features(
 ):
     """`linear_probe` of features that are already there.
 
-    Beside them it holds one copy of the training features, and three copies
-    of the weights of all settings. Batches are drawn once, and taken in another
-    order in each epoch.
+    Beside them it holds the weights of all settings three times. Batches are
+    drawn once, and taken in another order in each epoch.
 
     Args:
         features: Float array (images, features).
-        labels: Int array (images,), from 0.
+        labels: Int array (images,) or (images, 1), from 0.
         test_features: Float array (test images, features).
         test_labels: Int array (test images,).
         learning_rates: Floats > 0. 1 would be about a Newton step.
@@ -128,30 +127,30 @@ def probe_features(
         holdout=holdout,
         seed=seed,
     )
-    training = Features(np.asarray(features), labels, names)
-    test = Features(np.asarray(test_features), test_labels, test_names)
-    classes = _check(training, test)
+    training = check_features(
+        Features(np.asarray(features), labels, names), "training"
+    )
+    test = check_features(
+        Features(np.asarray(test_features), test_labels, test_names), "test"
+    )
+    warn_if_constant(training)
+    classes = check_labels(training.labels, test.labels)
     draw = np.random.default_rng(seed)
     order = draw.permutation(len(labels))
     held = max(1, round(holdout * len(labels)))
     held, kept = order[:held], order[held:]
     axes = _Axes(training.features, order)
-    # Gathered once: rows that are apart in memory cost as much as the step.
-    steps = math.ceil(len(kept) / batch_size)
-    batches = [
-        (
-            axes.rotate(training.features[rows]),
-            tf.constant(training.labels[rows]),
-        )
-        for rows in np.array_split(kept, steps)
-    ]
-    chosen_by = axes.rotate(training.features[held]), training.labels[held]
     rates, decays = (
         grid.ravel() for grid in np.meshgrid(learning_rates, weight_decays)
     )
-    heads = _Heads(axes.variances, classes, rates, decays)
+    heads = _Heads(axes, classes, rates, decays)
     if axes.known:
-        heads.start(batches)
+        seen = training.labels.copy()
+        seen[held] = -1  # Of no class.
+        heads.start(axes.sums(training.features, seen, classes))
+    chosen_by = training.features[held], training.labels[held]
+    steps = math.ceil(len(kept) / batch_size)
+    batches = np.array_split(kept, steps)
     peak = kept_top1 = np.zeros(len(rates))
     kept_epoch = np.zeros(len(rates), int)
     chance = 0.5 / math.sqrt(len(held))  # A standard error at most.
@@ -161,7 +160,8 @@ def probe_features(
         for step, batch in enumerate(draw.permutation(steps)):
             progress = (epoch * steps + step) / (epochs * steps)
             cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-            heads.train(*batches[batch], cosine)
+            rows = axes.centre(training.features[batches[batch]])
+            heads.train(rows, training.labels[batches[batch]], cosine)
         accuracy = heads.accuracy(*chosen_by)
         peak = np.maximum(peak, accuracy)
         good = accuracy >= peak - chance  # An earlier epoch must beat it.
@@ -170,14 +170,16 @@ def probe_features(
         heads.keep(good)
     chosen = int(np.argmax(kept_top1))
     best, last = heads.of(chosen)
-    x = [
-        axes.rotate(test.features[start : start + CHUNK])
-        for start in range(0, len(test.features), CHUNK)
-    ]
+    ranking, answers = [], []
+    for start in range(0, len(test.features), CHUNK):
+        rows = axes.centre(test.features[start : start + CHUNK])
+        logits = tf.matmul(rows, best)
+        ranking.append(tf.math.top_k(logits, min(5, classes)).indices)
+        answers.append(tf.argmax(tf.matmul(rows, last), axis=1))
     return score(
         test.labels,
-        np.concatenate([_ranking(rows, best) for rows in x]),
-        np.concatenate([_ranking(rows, last)[:, 0] for rows in x]),
+        np.concatenate(ranking),
+        np.concatenate(answers),
         classes,
         holdout_top1=float(kept_top1[chosen]),
         setting={
@@ -189,12 +191,15 @@ def probe_features(
 
 
 class _Axes:
-    """Standardised features, seen along their principal axes.
+    """The principal axes of standardised features, on which heads learn.
 
     Trained features vary ten thousand times more along some axes than along
     others, where SGD would take as many steps more. On these axes each can have
-    a learning rate of its own. Statistics are those of a sample. Features that
-    vary about as much along all axes stay as they are.
+    a learning rate of its own. Features that vary about as much along all axes
+    are standardised alone. Statistics are those of a sample.
+
+    Only the mean is taken off the features themselves. The heads' weights and
+    gradients, far fewer numbers, are what goes between the two spaces.
 
     Attributes:
         variances: Float array (axes,).
@@ -205,29 +210,58 @@ class _Axes:
     def __init__(self, features, order):
         width = features.shape[1]
         sample = np.asarray(features[order[: max(8192, 10 * width)]], "float32")
-        self.mean, std = sample.mean(axis=0), sample.std(axis=0)
-        varies = std > 1e-6 * np.abs(sample).max()
-        self.scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
-        self.scale = self.scale.astype("float32")
-        self.variances, self.turn = varies.astype("float32"), None
+        self._mean = sample.mean(axis=0)
+        sample -= self._mean
+        std = np.sqrt(np.einsum("ij,ij->j", sample, sample) / len(sample))
+        varies = std > 1e-6 * max(std.max(), np.abs(self._mean).max())
+        scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
+        self.variances = varies.astype("float32")
         self.known, self.steps = width <= MOST_AXES, 88
+        self._turned = False
+        turn = scale[:, None]
         if self.known:
-            sample = (sample - self.mean) * self.scale
-            covariance = sample.T @ sample / len(sample)
-            values, axes = np.linalg.eigh(covariance)
+            covariance = sample.T @ sample / len(sample) * scale * turn
+            values = np.linalg.eigvalsh(covariance)
             self.steps = 22
             if values[0] * FLAT < values[-1]:
-                self.steps = 44
+                self.steps, self._turned = 44, True
+                values, axes = np.linalg.eigh(covariance)
                 self.variances = np.maximum(values, 0.0)
-                self.turn = np.eye(width + 1, dtype="float32")
-                self.turn[:-1, :-1] = axes
+                turn = turn * axes
+        turn = np.pad(turn, ((0, 1), (0, int(self._turned))))
+        turn[-1, -1] = 1.0  # The bias stays as it is.
+        self._turn = tf.constant(turn, tf.float32)
 
-    def rotate(self, features):
-        """Float32 (images, axes + 1); the last column is 1, for a bias."""
-        rows = np.subtract(features, self.mean, dtype="float32")
-        rows *= self.scale
-        rows = tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
-        return rows if self.turn is None else tf.matmul(rows, self.turn)
+    def centre(self, features):
+        """Float32 (images, features + 1); the last column is 1, for a bias."""
+        rows = tf.subtract(np.asarray(features, "float32"), self._mean)
+        return tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
+
+    def to_features(self, weights):
+        """Weights (axes + 1, any) as weights of centred features."""
+        if self._turned:
+            return tf.matmul(self._turn, weights)
+        return self._turn * weights
+
+    def to_axes(self, gradient):
+        """A gradient (features + 1, any) by weights of centred features."""
+        if self._turned:
+            return tf.matmul(self._turn, gradient, transpose_a=True)
+        return self._turn * gradient
+
+    def sums(self, features, labels, classes):
+        """Sums of each class, (axes + 1, classes); the last row counts them.
+
+        A label of -1 is of no class.
+        """
+        one_hot = np.eye(classes + 1, classes, dtype="float32")
+        counts = np.bincount(labels + 1, minlength=classes + 1)[1:]
+        sums = -self._mean[:, None] * counts
+        for start in range(0, len(labels), CHUNK):
+            rows = slice(start, start + CHUNK)
+            sums += features[rows].T @ one_hot[labels[rows]]
+        sums = np.append(sums, counts[None], axis=0)
+        return self.to_axes(tf.constant(sums, tf.float32))
 
 
 class _Heads:
@@ -240,34 +274,35 @@ class _Heads:
         weights, velocity, best: (axes + 1, classes, settings) float32.
     """
 
-    def __init__(self, variances, classes, rates, decays):
-        shape = (len(variances) + 1, classes, len(rates))
+    def __init__(self, axes, classes, rates, decays):
+        self._axes = axes
+        shape = (len(axes.variances) + 1, classes, len(rates))
         self.weights = tf.Variable(tf.zeros(shape))
         self.velocity = tf.Variable(tf.zeros(shape))
         self.best = tf.Variable(tf.zeros(shape))
-        self.variances = np.append(variances, 1.0).astype("float32")
+        self.variances = np.append(axes.variances, 1.0).astype("float32")
         self.decays = np.tile(decays.astype("float32"), (shape[0], 1))
         pace = rates / (self.variances[:, None] + self.decays + RIDGE)
         self.pace = tf.constant(pace[:, None], tf.float32)
         self.decays[-1] = 0.0  # The bias, as usual, does not decay.
-        rows = tf.TensorSpec((None, shape[0]), tf.float32)
+        rows = tf.TensorSpec((None, None), tf.float32)
         labels = tf.TensorSpec((None,), tf.int64)
         share = tf.TensorSpec((), tf.float32)
-        # Op by op a step takes half as long again.
-        self.train = tf.function(self._train, [rows, labels, share])
+        # Op by op a step takes half as long again. It has no branches to
+        # translate, and to look for them would take 0.2 s.
+        self.train = tf.function(
+            self._train, [rows, labels, share], autograph=False
+        )
 
-    def start(self, batches):
+    def start(self, sums):
         """Begins with the linear discriminant, shrunk as each decay would.
 
         Of clouds of one shape it is the best answer already.
+
+        Args:
+            sums: Of rows by class, float32 (axes + 1, classes).
         """
-        _, classes, _ = self.weights.shape
-        sums = tf.add_n(
-            [
-                tf.matmul(rows, tf.one_hot(labels, classes), transpose_a=True)
-                for rows, labels in batches
-            ]
-        )
+        classes = sums.shape[1]
         counts = sums[-1]
         means = (sums / tf.maximum(counts, 1.0))[:, :, None]
         # The loss of `classes` classes curves 1 / classes as much at zero.
@@ -287,6 +322,7 @@ class _Heads:
         error = odds / tf.reduce_sum(odds, axis=1, keepdims=True) - truth
         error = tf.reshape(error, (-1, math.prod(self.weights.shape[1:])))
         gradient = tf.matmul(rows, error, transpose_a=True)
+        gradient = self._axes.to_axes(gradient)
         gradient /= tf.cast(tf.shape(rows)[0], tf.float32)
         gradient = tf.reshape(gradient, self.weights.shape)
         gradient += self.decays[:, None] * self.weights
@@ -298,36 +334,34 @@ class _Heads:
             momentum=0.9,
         )
 
-    def accuracy(self, x, y):
+    def accuracy(self, features, labels):
         """Of each setting; one that has diverged counts for nothing."""
         right = 0.0
-        for start in range(0, len(y), CHUNK):
+        for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
-            answer = tf.argmax(self._logits(x[rows]), axis=1).numpy()
-            right += (answer == y[rows, None]).sum(axis=0)  # (settings,)
+            logits = self._logits(self._axes.centre(features[rows]))
+            answer = tf.argmax(logits, axis=1).numpy()
+            right += (answer == labels[rows, None]).sum(axis=0)  # (settings,)
         finite = np.isfinite(tf.reduce_sum(self.weights, axis=(0, 1)))
-        return np.where(finite, right / len(y), 0.0)
+        return np.where(finite, right / len(labels), 0.0)
 
     def keep(self, which):
         """Remembers the weights of the settings that are marked."""
         self.best.assign(tf.where(which, self.weights, self.best))
 
     def of(self, setting):
-        """Weights (axes + 1, classes) of one setting: those kept, the last."""
-        return self.best[:, :, setting], self.weights[:, :, setting]
+        """Weights (features + 1, classes) of one setting: kept, and last."""
+        return [
+            self._axes.to_features(weights[:, :, setting])
+            for weights in (self.best, self.weights)
+        ]
 
     def _logits(self, rows):
         """Float32 (images, classes, settings)."""
         axes, classes, settings = self.weights.shape
-        logits = tf.matmul(rows, tf.reshape(self.weights, (axes, -1)))
+        weights = self._axes.to_features(tf.reshape(self.weights, (axes, -1)))
+        logits = tf.matmul(rows, weights)
         return tf.reshape(logits, (-1, classes, settings))
-
-
-def _ranking(rows, weights):
-    """The five best answers, int (images, 5 or fewer)."""
-    classes = weights.shape[1]
-    logits = tf.matmul(rows, weights)
-    return tf.math.top_k(logits, min(5, classes)).indices.numpy()
 
 
 def _check_numbers(**numbers):
@@ -335,11 +369,3 @@ def _check_numbers(**numbers):
         holds, expected = RANGES[name]
         if value is not None and not holds(value):
             raise ValueError(f"`{name}` must be {expected}. Received: {value}")
-
-
-def _check(training, test):
-    """Returns the number of classes, or raises what is wrong."""
-    check_features(training, "training")
-    check_features(test, "test")
-    warn_if_constant(training)
-    return check_labels(training.labels, test.labels)

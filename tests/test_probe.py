@@ -50,56 +50,82 @@ def test_counts_are_those_of_the_answers():
     assert 1 <= found["setting"]["epoch"] <= 5
 
 
-def test_one_step_is_the_scaled_gradient_of_each_setting():
-    features, labels = clouds(20, classes=3, width=4)
+def standardised(features, correlated):
+    """Rows on their axes with a 1, variances there, and the way back."""
+    mean, std = features.mean(axis=0), features.std(axis=0)
+    rows = (features - mean) / std
+    variances, axes = np.ones(len(std)), np.eye(len(std))
+    if correlated:
+        variances, axes = np.linalg.eigh(rows.T @ rows / len(rows))
+    rows = np.pad(rows @ axes, ((0, 0), (0, 1)), constant_values=1.0)
+    back = np.eye(len(std) + 1)
+    back[:-1, :-1] = axes / std[:, None]
+    return rows, np.append(variances, 1.0), back
+
+
+@pytest.fixture(params=["flat", "correlated"])
+def few(request):
+    """60 features that do or do not vary alike along all axes, and labels."""
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 3, 60)
+    features = draw.normal(size=(60, 4)) + 0.3 * labels[:, None]
+    if request.param == "correlated":
+        features[:, 1] = features[:, 0] + 0.2 * features[:, 1]
+    features = features * [1, 100, 0.1, 5] + [3, 7, 0.1, -50]
+    return features, labels, request.param == "correlated"
+
+
+def test_one_step_is_the_scaled_gradient_of_each_setting(few):
+    features, labels, correlated = few
     rates, decays = np.array([0.5, 0.1]), np.array([0.0, 0.01])
-    variances = np.array([4.0, 1.0, 0.5, 0.1])
-    heads = _Heads(variances, 3, rates, decays)
-    rows = np.concatenate([features, np.ones((20, 1))], axis=1)
-    heads.train(rows.astype("float32"), labels, 1.0)
+    axes = _Axes(features, np.arange(60))
+    heads = _Heads(axes, 3, rates, decays)
+    rows, variances, back = standardised(features, correlated)
+    heads.train(axes.centre(features), labels, 1.0)
     # From zero all classes are equally likely, and decay has nothing to do.
-    first_gradient = rows.T @ (np.full((20, 3), 1 / 3) - np.eye(3)[labels]) / 20
-    found = heads.weights.numpy()
+    first_gradient = rows.T @ (np.full((60, 3), 1 / 3) - np.eye(3)[labels]) / 60
     firsts = []
     for setting, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
-        scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
+        scale = rate / (variances + decay + RIDGE)
         firsts.append(-scale[:, None] * first_gradient)
+        kept, last = heads.of(setting)
+        np.testing.assert_array_equal(kept, 0.0)
         np.testing.assert_allclose(
-            found[..., setting], firsts[-1], rtol=1e-4, atol=1e-5
+            last, back @ firsts[-1], rtol=1e-3, atol=1e-4
         )
-    heads.train(rows.astype("float32"), labels, 0.25)
-    found = heads.weights.numpy()
+    heads.train(axes.centre(features), labels, 0.25)
+    heads.keep(np.array([True, False]))
     for setting, first in enumerate(firsts):
         rate, decay = rates[setting], decays[setting]
-        scale = rate / (np.append(variances, 1.0) + decay + RIDGE)
+        scale = rate / (variances + decay + RIDGE)
         scores = np.exp(rows @ first - (rows @ first).max(1)[:, None])
         answer = scores / scores.sum(axis=1, keepdims=True)
-        gradient = rows.T @ (answer - np.eye(3)[labels]) / 20
+        gradient = rows.T @ (answer - np.eye(3)[labels]) / 60
         gradient[:-1] += decay * first[:-1]  # The bias does not decay.
         velocity = 0.9 * first - scale[:, None] * gradient
-        np.testing.assert_allclose(
-            found[..., setting], first + 0.25 * velocity, rtol=1e-3, atol=1e-4
-        )
+        expected = back @ (first + 0.25 * velocity)
+        kept, last = heads.of(setting)
+        np.testing.assert_allclose(last, expected, rtol=1e-3, atol=1e-3)
+        np.testing.assert_array_equal(kept, last if setting == 0 else 0.0)
 
 
-def test_heads_start_at_the_linear_discriminant():
-    features, labels = clouds(400, classes=3, width=4)
-    features = (features - features.mean(axis=0)) / features.std(axis=0)
+def test_heads_start_at_the_linear_discriminant(few):
+    features, labels, correlated = few
     decays = np.array([0.0, 0.2])
-    variances = np.array([1.0, 1.0, 1.0, 1.0])
-    heads = _Heads(variances, 3, np.ones(2), decays)
-    rows = np.concatenate([features, np.ones((400, 1))], axis=1)
-    halves = np.split(rows.astype("float32"), 2), np.split(labels, 2)
-    heads.start([*zip(*halves, strict=True)])
-    counts = np.bincount(labels)
+    axes = _Axes(features, np.arange(60))
+    heads = _Heads(axes, 3, np.ones(2), decays)
+    rows, variances, back = standardised(features, correlated)
+    seen = np.where(np.arange(60) % 5, labels, -1)
+    heads.start(axes.sums(features, seen, 3))
+    counts = np.bincount(labels[seen >= 0])
     for setting, decay in enumerate(decays):
         for cloud in range(3):
-            mean = features[labels == cloud].mean(axis=0)
-            weights = mean / (1.0 + 3 * decay + RIDGE)
-            bias = np.log((counts[cloud] + 1) / 400) - weights @ mean / 2
+            mean = rows[seen == cloud, :-1].mean(axis=0)
+            weights = mean / (variances[:-1] + 3 * decay + RIDGE)
+            bias = np.log((counts[cloud] + 1) / 48) - weights @ mean / 2
             np.testing.assert_allclose(
-                heads.weights[:, cloud, setting],
-                np.append(weights, bias),
+                heads.of(setting)[1][:, cloud],
+                back @ np.append(weights, bias),
                 rtol=1e-3,
                 atol=1e-4,
             )
@@ -109,10 +135,10 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(3000, 6)) @ draw.normal(size=(6, 6)) + 5
     mixed[:, 2] = 7.0  # Tells nothing.
-    axes = _Axes(mixed.astype("float32"), np.arange(3000))
-    turned = axes.rotate(mixed.astype("float32")).numpy()
+    axes = _Axes(mixed, np.arange(3000))
+    turned = axes.centre(mixed) @ axes.to_features(tf.eye(7))
     np.testing.assert_allclose(turned[:, -1], 1.0)
-    covariance = np.cov(turned[:, :-1].T)
+    covariance = np.cov(turned[:, :-1].numpy().T)
     np.testing.assert_allclose(covariance, np.diag(axes.variances), atol=0.01)
     np.testing.assert_allclose(axes.variances.sum(), 5.0, atol=0.01)
     assert axes.steps == 44
@@ -122,11 +148,10 @@ def test_features_alike_in_all_directions_are_standardised_alone():
     draw = np.random.default_rng(0)
     features = (draw.normal(size=(5000, 4)) * [1, 10, 0.1, 5] + 3).astype("f")
     axes = _Axes(features, np.arange(5000))
-    expected = (features - features.mean(axis=0)) / features.std(axis=0)
-    found = axes.rotate(features).numpy()
-    np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(found[:, -1], 1.0)
-    np.testing.assert_allclose(axes.variances, 1.0)
+    rows, variances, _ = standardised(features, correlated=False)
+    found = axes.centre(features) @ axes.to_features(tf.eye(5))
+    np.testing.assert_allclose(found, rows, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(axes.variances, variances[:-1])
     assert axes.steps == 22
 
 
@@ -149,6 +174,18 @@ def test_same_seed_gives_the_same():
     arguments = *clouds(300), *clouds(100, seed=1)
     first, again = (probe_features(*arguments, epochs=3) for _ in range(2))
     assert first == again
+
+
+@pytest.mark.parametrize(
+    "other",
+    (lambda y: y.astype("int32"), lambda y: y.astype("uint8")[:, None], list),
+)
+def test_labels_may_be_of_any_whole_type(other):
+    features, labels = clouds(100)
+    expected = probe_features(features, labels, features, labels, epochs=2)
+    labels = other(labels)
+    found = probe_features(features, labels, features, labels, epochs=2)
+    assert found == expected
 
 
 def test_diverging_settings_are_not_chosen():
@@ -203,6 +240,9 @@ def test_what_cannot_be_probed_is_one_line():
         ((broken, labels, *good), r"2 training images .*3, 8"),
         ((features, None, *good), "training images have no labels"),
         ((features, labels - 1, *good), "training images have no labels"),
+        ((features, np.eye(5)[labels], *good), r"numbers.* of shape \(50, 5\)"),
+        ((*good, features, labels[:40]), r"one an image.* of shape \(40,\)"),
+        ((*good, features, labels / 2), "test images must be .*: float64"),
         ((*good, broken, labels), r"2 test images"),
         ((features, 0 * labels, *good), "two classes.*class 0"),
         ((*good, features, labels + 3), "training images lack: 5"),

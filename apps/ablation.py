@@ -12,7 +12,7 @@ import time
 import click
 
 from keras_moco.ablation import STUDIES
-from keras_moco.errors import UserError, leave, load_tensorflow, wrap
+from keras_moco.errors import UserError, leave, load_tensorflow, stop_code, wrap
 from keras_moco.options import one_or_many, recipe_options
 
 MINUTE = 60  # Seconds between lines where the output is no terminal.
@@ -94,9 +94,9 @@ def main(vary, study, seeds, jobs, folder, **options):
             report(folder, chosen, seeds, runs, errors)
     except (ValueError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         click.echo("\nStopped. The same command goes on.", err=True)
-        leave(130)
+        leave(stop_code(stop))
     if errors:
         sys.exit(1)
 

@@ -193,10 +193,12 @@ def _train(run, model, data, steps, holdout, batch_size, recipe, say):
             verbose=0,
         )
     except KeyboardInterrupt:
-        say(
-            f"\nStopped. {len(run.metrics())} of {recipe.epochs} epochs are in "
-            f"{run.path}; the same command goes on from there."
-        )
+        if rows := run.metrics():
+            text = (
+                f"{len(rows)} of {recipe.epochs} epochs are in {run.path}: the "
+                "same command goes on from there."
+            )
+            say("\n" + terminal.wrap(text))
         raise
 
 

@@ -5,11 +5,14 @@ import functools
 import os
 import pathlib
 import re
+import signal
 import sys
 import traceback
 import warnings
 
 import click
+
+from keras_moco.signals import interrupted_by_sigterm
 
 PACKAGE = str(pathlib.Path(__file__).parent)
 
@@ -21,11 +24,11 @@ def one_line_errors(function):
     def run(*args, **options):
         try:
             load_tensorflow()
-            with readable_warnings():
+            with readable_warnings(), interrupted_by_sigterm():
                 return function(*args, **options)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             click.echo("Stopped.", err=True)
-            leave(130)
+            leave(stop_code(stop))
         except OSError as error:
             text = " ".join(str(error).split())
             if error.strerror and error.filename:
@@ -43,6 +46,12 @@ def one_line_errors(function):
             raise
 
     return run
+
+
+def stop_code(stop):
+    """The exit code for a `KeyboardInterrupt`: 128 and the signal's number."""
+    (number,) = stop.args or (signal.SIGINT,)
+    return 128 + number
 
 
 def leave(code):

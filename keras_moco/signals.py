@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1 as a wish to stop."""
+"""SIGTERM, SIGINT and SIGUSR1: a wish to stop, not an end in mid-air."""
 
 import contextlib
 import os
@@ -11,6 +11,27 @@ SIGNALS = {
     for name in ("SIGTERM", "SIGINT", "SIGUSR1")
     if hasattr(signal, name)  # No SIGUSR1 on Windows.
 }
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm():
+    """While entered, SIGTERM raises what Ctrl-C does: all is put away.
+
+    The `KeyboardInterrupt` has the signal as its argument. In another than the
+    main thread nothing is changed.
+    """
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class StopSignals:

@@ -100,7 +100,9 @@ def test_an_encoder_that_moves_in_a_probe_stops_it(fit, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", [PROBE, FINETUNE], ids=["probe", "finetune"])
-def test_killed_run_goes_on_to_the_same_result(fit, monkeypatch, recipe):
+def test_stopped_run_goes_on_to_the_same_result(
+    fit, monkeypatch, capsys, recipe
+):
     recipe = recipe.replace(epochs=3)
     whole, _ = fit(recipe, run_dir="whole", export_to="a")
     saves = itertools.count(1)
@@ -115,6 +117,7 @@ def test_killed_run_goes_on_to_the_same_result(fit, monkeypatch, recipe):
         patch.setattr(classify, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(recipe, run_dir="parts", export_to="b")
+    assert "\n2 of 3 epochs are in parts: the same" in capsys.readouterr().out
     parts, _ = fit(recipe, run_dir="parts", export_to="b")
     assert next(saves) == 3  # Saved by no more than two epochs before.
     for one, other in zip(rows(whole), rows(parts), strict=True):

@@ -1,10 +1,12 @@
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from keras_moco.signals import StopSignals
+from keras_moco.signals import StopSignals, interrupted_by_sigterm
 
 # Something that Python does not leave for a signal, as a step is.
 LONG = """
@@ -39,3 +41,42 @@ def test_handlers_are_as_before():
     assert signals.asked is None
     after = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
     assert after == before
+
+
+def test_sigterm_is_an_interrupt_that_says_so():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as stop, interrupted_by_sigterm():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    assert stop.value.args == (signal.SIGTERM,)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+COMMAND = """
+import time
+from keras_moco.errors import one_line_errors
+@one_line_errors
+def command():
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        print("put away", flush=True)
+command()
+"""
+
+
+@pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_command_that_is_stopped_puts_its_things_away(name, code):
+    command = [sys.executable, "-c", COMMAND]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout.readline() == "begun\n"
+        run.send_signal(getattr(signal, name))
+        assert run.wait(60) == code
+        assert run.stdout.read() == "put away\n"
+        assert run.stderr.read() == "Stopped.\n"

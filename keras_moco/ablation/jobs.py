@@ -1,7 +1,6 @@
 """Several programs at once, each in a process of its own."""
 
 import collections
-import contextlib
 import os
 import shlex
 import signal
@@ -9,6 +8,8 @@ import subprocess
 import time
 
 import psutil
+
+from keras_moco.signals import interrupted_by_sigterm
 
 # Free memory that one run is taken to need.
 RUN_BYTES = 4 * 2**30
@@ -62,7 +63,7 @@ def work_through(tasks, jobs, tick=lambda errors: None, seconds=0.5):
         for n in range(jobs)
     ]
     waiting, errors = collections.deque(tasks), {}
-    with _interrupted_by_sigterm():
+    with interrupted_by_sigterm():
         try:
             while True:
                 busy = [slot.go_on(waiting, errors) for slot in slots]
@@ -76,15 +77,6 @@ def work_through(tasks, jobs, tick=lambda errors: None, seconds=0.5):
                 process.terminate()
             for process in running:
                 process.wait()
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm():
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Slot:

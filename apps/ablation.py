@@ -14,6 +14,7 @@ import click
 from keras_moco.ablation import STUDIES
 from keras_moco.errors import UserError, leave, load_tensorflow, stop_code, wrap
 from keras_moco.options import one_or_many, recipe_options
+from keras_moco.safety.lock import RunLock
 
 MINUTE = 60  # Seconds between lines where the output is no terminal.
 
@@ -187,10 +188,8 @@ def pretrain_words(options):
 @contextlib.contextmanager
 def folder_of(folder, words):
     """Keeps the folder to this ablation and to this process."""
-    import keras_moco as km
-
     note = folder / "ablation.json"
-    lock = km.lock.RunLock(folder, say=lambda line: None)
+    lock = RunLock(folder, say=lambda line: None)
     try:
         stack = contextlib.ExitStack()
         stack.enter_context(lock)

@@ -3,6 +3,7 @@
 import click
 
 from keras_moco.errors import one_line_errors
+from keras_moco.evaluation.recipes import FINETUNE, parse_share
 from keras_moco.options import (
     data_dir_option,
     dataset_option,
@@ -14,7 +15,6 @@ from keras_moco.options import (
     picture_option,
     tensorboard_option,
 )
-from keras_moco.recipes import FINETUNE, parse_share
 
 
 @click.command("finetune")
@@ -90,6 +90,7 @@ def main(
     read once.
     """
     import keras_moco as km
+    from keras_moco.evaluation.results import result_lines
 
     recipe = FINETUNE.replace(labels=parse_share(labels), **numbers)
     if image_size is None:
@@ -108,7 +109,7 @@ def main(
         run_dir=run_dir,
         export_to=export_to,
     )
-    click.echo(km.results.result_lines("finetuned", result, names))
+    click.echo(result_lines("finetuned", result, names))
     km.save_results(
         {"finetuned": result},
         names,

@@ -81,6 +81,7 @@ def main(
     import keras
 
     import keras_moco as km
+    from keras_moco.evaluation.results import result_lines
 
     for option, given in (
         ("--run-dir", run_dir),
@@ -131,7 +132,7 @@ def main(
     for name, model in encoders.items():
         results[name] = probe(name, model)
         by_class = names if name == first else ()
-        click.echo(km.results.result_lines(name, results[name], by_class))
+        click.echo(result_lines(name, results[name], by_class))
     km.save_results(
         results,
         names,

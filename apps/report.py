@@ -10,6 +10,7 @@ import pathlib
 import click
 
 from keras_moco.errors import UserError, one_line_errors, wrap
+from keras_moco.monitoring.verdict import chance_loss
 from keras_moco.options import output_file
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
@@ -83,8 +84,9 @@ def short_names(folders):
 def read_run(folder, name):
     """What the folder of a run says, as the page needs it."""
     import keras_moco as km
+    from keras_moco.monitoring.run import RunFolder
 
-    run = km.run.RunFolder(folder, None)
+    run = RunFolder(folder, None)
     settings = run.settings
     rows = list(itertools.takewhile(has_loss, run.metrics()))
     run.require("queue_size", "batch_size", "epochs")
@@ -111,7 +113,7 @@ def read_run(folder, name):
         "result": result,
         "baselines": about.get("baselines") or {},
         "versions": about.get("versions") or {},
-        "chance": km.verdict.chance_loss(settings),
+        "chance": chance_loss(settings),
         "spans": spans(rows, verdicts),
         "notes": notes,
         "pictures": [],
@@ -227,7 +229,8 @@ def look_inside(run, dataset, data_dir):
     import numpy as np
 
     import keras_moco as km
-    from keras_moco import neighbourhood, pictures
+    from keras_moco import pictures
+    from keras_moco.evaluation import neighbourhood
     from keras_moco.preview import view_grid
 
     found = []

@@ -78,6 +78,7 @@ def main(
 ):
     """Show the images that an encoder takes for the nearest neighbours."""
     import keras_moco as km
+    from keras_moco.evaluation.extract import check_finite
 
     if min(rows, k) < 1 or seed < 0:
         raise UserError(
@@ -98,7 +99,7 @@ def main(
     asked = km.load_images(list(queries)) if queries else None
     say_size(images, size)
     bank = km.features(model, images, size, verbose=True)
-    km.extract.check_finite(bank, "searched")
+    check_finite(bank, "searched")
     say_broken(images)
     found = search(model, images, bank, asked, size, rows, k, seed)
     marks = [row["right"] for one in found for row in one["neighbours"]]
@@ -136,6 +137,7 @@ def search(model, images, bank, asked, size, rows, k, seed):
     import numpy as np
 
     import keras_moco as km
+    from keras_moco.evaluation.extract import check_finite
 
     def one(place):
         number = images.kept[place]
@@ -151,7 +153,7 @@ def search(model, images, bank, asked, size, rows, k, seed):
         vectors, shown = bank.features[own], [one(place) for place in own]
     else:
         query = km.features(model, asked, size)
-        km.extract.check_finite(query, "query")
+        check_finite(query, "query")
         real = {os.path.realpath(name): i for i, name in enumerate(bank.names)}
         own = [real.get(os.path.realpath(name)) for name in query.names]
         vectors, shown = query.features, []

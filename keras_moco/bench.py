@@ -8,8 +8,8 @@ import time
 import keras
 import tensorflow as tf
 
-from keras_moco.checkpoint import Checkpoint
 from keras_moco.data.pipeline import num_steps, pretrain_dataset
+from keras_moco.safety.checkpoint import Checkpoint
 
 
 def bench(images, preset, model=None, *, data=True, steps=20):

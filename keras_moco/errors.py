@@ -12,7 +12,7 @@ import warnings
 
 import click
 
-from keras_moco.signals import interrupted_by_sigterm
+from keras_moco.safety.signals import interrupted_by_sigterm
 
 PACKAGE = str(pathlib.Path(__file__).parent)
 

@@ -8,12 +8,12 @@ import keras
 import tensorflow as tf
 
 from keras_moco.build import build_model
-from keras_moco.checkpoint import FOLDER, Checkpoint, checkpoints
 from keras_moco.encoders import encoder_names
 from keras_moco.layers import plain_float32
+from keras_moco.monitoring.run import RunFolder
 from keras_moco.notes import read_json
 from keras_moco.presets import Preset
-from keras_moco.run import RunFolder
+from keras_moco.safety.checkpoint import FOLDER, Checkpoint, checkpoints
 
 
 def load_encoder(place, trainable=True):

@@ -8,9 +8,7 @@ import tensorflow as tf
 from keras_moco import distribute
 from keras_moco.batches import check_sizes, check_views
 from keras_moco.callbacks import MomentumUpdate
-from keras_moco.checkpoint import Checkpoint, Stopped
 from keras_moco.encoders import feature_dim, frozen_copy, projection_head
-from keras_moco.guards import Guard, StepGuard
 from keras_moco.kinds import check_kind
 from keras_moco.layers import (
     groups_per_replica,
@@ -21,6 +19,8 @@ from keras_moco.layers import (
 from keras_moco.losses import feature_std, info_nce
 from keras_moco.memory_bank import MemoryBank
 from keras_moco.queue import KeyQueue, unit_length
+from keras_moco.safety.checkpoint import Checkpoint, Stopped
+from keras_moco.safety.guards import Guard, StepGuard
 from keras_moco.schedules import CosineMomentum
 
 if keras.backend.backend() != "tensorflow":

@@ -198,13 +198,14 @@ def open_encoder(place, image_size):
         `keras.Model` for inference, and int; None where any size will do.
     """
     import keras_moco as km
+    from keras_moco.evaluation.extract import input_size
 
     if image_size is not None and not 1 <= image_size <= 8192:
         raise UserError(
             f"--image-size must be from 1 to 8192. Received: {image_size}"
         )
     model = km.load_encoder(place, trainable=False)
-    only = km.extract.input_size(model) or (None, None)
+    only = input_size(model) or (None, None)
     return model, image_size or km.trained_image_size(place) or only[0]
 
 

@@ -23,7 +23,6 @@ from keras_moco.build import (
     check_choice,
     prepare,
 )
-from keras_moco.checkpoint import Checkpoint, refuse_version_0_2
 from keras_moco.checks import OK, check_machine, check_plan
 from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import MissingSplit, match_classes
@@ -31,14 +30,13 @@ from keras_moco.data.labeled import labeled_dataset
 from keras_moco.data.pipeline import num_steps, pretrain_dataset
 from keras_moco.data.sources import load_images
 from keras_moco.doctor import look_at_machine, look_at_plan
-from keras_moco.evaluate import KNNMonitor, knn_accuracy
+from keras_moco.evaluation.knn import KNNMonitor, knn_accuracy
+from keras_moco.evaluation.projector import write_projector
 from keras_moco.export import export_encoder
-from keras_moco.guards import Guard
 from keras_moco.kinds import check_kind
 from keras_moco.load import load_run
-from keras_moco.projector import write_projector
-from keras_moco.quality import QualityMonitor
-from keras_moco.run import (
+from keras_moco.monitoring.quality import QualityMonitor
+from keras_moco.monitoring.run import (
     RunFolder,
     RunLog,
     export_folder,
@@ -46,6 +44,8 @@ from keras_moco.run import (
     origin,
     peak_memory_mb,
 )
+from keras_moco.safety.checkpoint import Checkpoint, refuse_version_0_2
+from keras_moco.safety.guards import Guard
 
 VOICES = {"text": terminal.say_text, "json": terminal.say_json}
 

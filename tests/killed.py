@@ -25,8 +25,9 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 import keras_moco as km  # noqa: E402
-from keras_moco import distribute, state, terminal  # noqa: E402
-from keras_moco.run import RunFolder, RunLog  # noqa: E402
+from keras_moco import distribute, terminal  # noqa: E402
+from keras_moco.monitoring.run import RunFolder, RunLog  # noqa: E402
+from keras_moco.safety import state  # noqa: E402
 
 EPOCHS = 12
 PIXELS = np.random.default_rng(0).integers(0, 255, (30, 8, 8, 3), np.uint8)

@@ -12,8 +12,8 @@ from PIL import Image
 from keras_moco.ablation.studies import STUDIES
 from keras_moco.ablation.trial import Trial
 from keras_moco.cli import main
-from keras_moco.lock import RunLock
 from keras_moco.presets import parse_setting
+from keras_moco.safety.lock import RunLock
 
 SMALL = (
     "--width 2 --image-size 16 --batch-size 64 --epochs 1 --steps-per-epoch 2 "

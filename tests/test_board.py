@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import (
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.util.tensor_util import make_ndarray
 
-from keras_moco.board import GROUPS, Board
+from keras_moco.monitoring.board import GROUPS, Board
 
 SETTINGS = {"queue_size": 7, "batch_size": 4, "symmetric": False, "views": (1,)}
 

@@ -14,8 +14,14 @@ import numpy as np
 import pytest
 
 import keras_moco as km
-from keras_moco.checkpoint import Checkpoint
-from keras_moco.state import Place, checkpoints, place_of, read_whole, state_of
+from keras_moco.safety.checkpoint import Checkpoint
+from keras_moco.safety.state import (
+    Place,
+    checkpoints,
+    place_of,
+    read_whole,
+    state_of,
+)
 
 HERE = pathlib.Path(__file__).parent
 

@@ -4,7 +4,11 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco.classifier import Classifier, LayerwiseSGD, check_frozen
+from keras_moco.evaluation.classifier import (
+    Classifier,
+    LayerwiseSGD,
+    check_frozen,
+)
 
 
 def test_one_step_is_the_gradient_of_cross_entropy(tiny_encoder):

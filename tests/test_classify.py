@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco import classify
-from keras_moco.classifier import Classifier
-from keras_moco.classify import fit_classifier, split_labels
 from keras_moco.data.images import Images
-from keras_moco.lock import RunLock
-from keras_moco.run import RunFolder
+from keras_moco.evaluation import classify
+from keras_moco.evaluation.classifier import Classifier
+from keras_moco.evaluation.classify import fit_classifier, split_labels
+from keras_moco.monitoring.run import RunFolder
+from keras_moco.safety.lock import RunLock
 
 PROBE = km.LINEAR_PROBE.replace(learning_rate=1.0, epochs=5, batch_size=8)
 FINETUNE = km.FINETUNE.replace(epochs=3, batch_size=8)

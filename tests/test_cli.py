@@ -207,7 +207,7 @@ def test_a_full_disk_is_one_line(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("keras_moco.run.RunFolder.write", full)
+    monkeypatch.setattr("keras_moco.monitoring.run.RunFolder.write", full)
     assert_refused(invoke("pretrain", *SMALL, "--knn-every", 0), "No space")
 
 

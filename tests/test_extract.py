@@ -7,7 +7,7 @@ from PIL import Image
 import keras_moco as km
 from keras_moco.data.encoded import EncodedImages
 from keras_moco.data.labeled import image_dataset
-from keras_moco.extract import Features, check_features
+from keras_moco.evaluation.extract import Features, check_features
 
 
 def dataset(*arrays):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_moco as km
 from keras_moco.data.images import Images
-from keras_moco.guards import NotFinite
+from keras_moco.safety.guards import NotFinite
 
 
 def moco(encoder, optimizer=None):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
+from keras_moco.monitoring.run import RunFolder
 
 
 def images():
@@ -100,7 +101,7 @@ def test_settings_of_another_kind_are_a_damaged_run(tmp_path):
     settings = {"queue_size": 4, "batch_size": 4, "epochs": 1}
     settings |= {"encoder": "resnet18", "momentum": "fast"}
     (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
-    run = km.run.RunFolder(tmp_path, None)
+    run = RunFolder(tmp_path, None)
     with pytest.raises(ValueError, match="damaged: `momentum` is of type"):
         km.load.run_preset(run)
 

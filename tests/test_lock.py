@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from keras_moco.lock import SILENT_SECONDS, RunLock
+from keras_moco.safety.lock import SILENT_SECONDS, RunLock
 
 HOLD = """
 import sys, time
-from keras_moco.lock import RunLock
+from keras_moco.safety.lock import RunLock
 with RunLock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
@@ -35,7 +35,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path, other_process):
 def test_without_locks_of_the_system_the_process_is_looked_up(
     tmp_path, other_process, monkeypatch
 ):
-    monkeypatch.setattr("keras_moco.lock.fcntl", None)
+    monkeypatch.setattr("keras_moco.safety.lock.fcntl", None)
     with pytest.raises(ValueError, match="is being written by another run"):
         RunLock(tmp_path).__enter__()
 

@@ -4,12 +4,12 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco.checkpoint import Checkpoint
 from keras_moco.load import load_run
 from keras_moco.memory_bank import MemoryBank
 from keras_moco.presets import PRESETS
 from keras_moco.queue import unit_length
-from keras_moco.state import checkpoints
+from keras_moco.safety.checkpoint import Checkpoint
+from keras_moco.safety.state import checkpoints
 
 
 def test_keys_are_written_over_those_of_the_same_images():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_moco import neighbourhood
+from keras_moco.evaluation import neighbourhood
 
 DRAW = np.random.default_rng(0)
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
 import keras_moco as km
-from keras_moco.probe import RIDGE, _Axes, _Heads, probe_features
+from keras_moco.evaluation.probe import RIDGE, _Axes, _Heads, probe_features
 
 
 def clouds(count, classes=5, width=12, spread=1.6, seed=0):

@@ -14,7 +14,7 @@ from PIL import Image
 from tensorboard.plugins import projector
 
 from keras_moco.data.images import Images
-from keras_moco.projector import write_projector
+from keras_moco.evaluation.projector import write_projector
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 

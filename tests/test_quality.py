@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco import quality
+from keras_moco.monitoring import quality
 
 draw = np.random.default_rng(0)
 

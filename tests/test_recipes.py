@@ -1,6 +1,6 @@
 import pytest
 
-from keras_moco.recipes import FINETUNE, LINEAR_PROBE, parse_share
+from keras_moco.evaluation.recipes import FINETUNE, LINEAR_PROBE, parse_share
 
 
 def test_the_linear_probe_is_the_published_one():

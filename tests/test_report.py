@@ -15,7 +15,7 @@ from PIL import Image
 
 import keras_moco as km
 from keras_moco.cli import main
-from keras_moco.verdict import Verdict
+from keras_moco.monitoring.verdict import Verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = '<b>&"$x$_'

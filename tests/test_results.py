@@ -8,9 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
 
+from keras_moco.evaluation.results import result_lines, save_results
+from keras_moco.evaluation.scores import score
 from keras_moco.pictures import draw_confusion
-from keras_moco.results import result_lines, save_results
-from keras_moco.scores import score
 
 NAMES = ["cat", "dog"]
 

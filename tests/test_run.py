@@ -6,8 +6,8 @@ import keras
 import pytest
 
 import keras_moco as km
-from keras_moco.run import RunFolder, RunLog, open_run
-from keras_moco.verdict import Verdict
+from keras_moco.monitoring.run import RunFolder, RunLog, open_run
+from keras_moco.monitoring.verdict import Verdict
 
 SETTINGS = {"seed": 0, "crop_scale": (0.2, 1.0)}
 
@@ -64,7 +64,7 @@ def test_a_verdict_is_said_where_it_changes(
     """And not again by a process that goes on."""
     told = ["learning", "at chance", "at chance", "at chance", "learning"]
     monkeypatch.setattr(
-        "keras_moco.run.judge",
+        "keras_moco.monitoring.run.judge",
         lambda rows, settings: Verdict(told[len(rows) - 1], "So it is."),
     )
     run, lines = RunFolder(tmp_path / "run", SETTINGS), []

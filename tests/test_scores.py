@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_moco.scores import check_labels, score, wilson_interval
+from keras_moco.evaluation.scores import check_labels, score, wilson_interval
 
 LABELS = np.array([0, 0, 1, 1, 1, 2])
 RANKING = np.array([[0, 1], [1, 0], [1, 2], [1, 0], [0, 2], [0, 1]])

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from keras_moco.signals import StopSignals, interrupted_by_sigterm
+from keras_moco.safety.signals import StopSignals, interrupted_by_sigterm
 
 # Something that Python does not leave for a signal, as a step is.
 LONG = """
 import ctypes
-from keras_moco.signals import StopSignals
+from keras_moco.safety.signals import StopSignals
 with StopSignals(say=lambda line: print(line, flush=True)) as signals:
     print("begun", flush=True)
     # Without a byte code in between: a mutex that is never free.

@@ -8,7 +8,7 @@ import pytest
 from keras_moco.ablation.studies import Study, parse_vary
 from keras_moco.ablation.table import cells, summarize, table_lines
 from keras_moco.ablation.trial import Trial, epochs, read_run, wobble
-from keras_moco.lock import RunLock
+from keras_moco.safety.lock import RunLock
 
 
 @pytest.fixture

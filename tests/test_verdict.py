@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco.run import RunFolder, RunLog
+from keras_moco.monitoring.run import RunFolder, RunLog
+from keras_moco.monitoring.verdict import chance_loss, turnover_steps
 from keras_moco.terminal import say_nothing
-from keras_moco.verdict import chance_loss, turnover_steps
 
 CIFAR = {"queue_size": 4096, "batch_size": 512, "symmetric": False}
 CHANCE = math.log(4097)

@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from keras_moco.signals import interrupted_by_sigterm
+from keras_moco.safety.signals import interrupted_by_sigterm
 
 # Free memory that one run is taken to need.
 RUN_BYTES = 4 * 2**30

@@ -11,8 +11,8 @@ import statistics
 import sys
 
 from keras_moco.ablation.studies import as_settings
-from keras_moco.lock import RunLock
-from keras_moco.verdict import chance_loss
+from keras_moco.monitoring.verdict import chance_loss
+from keras_moco.safety.lock import RunLock
 
 MEASURES = {
     "knn_top1": "kNN accuracy at the end, in [0, 1]",

@@ -1,6 +1,6 @@
 """How the result of a classifier is shown: lines, picture, JSON, TensorBoard.
 
-All of them take the dict of `keras_moco.scores.score`.
+All of them take the dict of `keras_moco.evaluation.scores.score`.
 """
 
 import pathlib

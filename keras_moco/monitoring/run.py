@@ -23,12 +23,12 @@ import tensorflow as tf
 
 import keras_moco
 from keras_moco import terminal
-from keras_moco.board import Board
 from keras_moco.export import check_export_folder, read_card
+from keras_moco.monitoring.board import Board
+from keras_moco.monitoring.quality import feature_spread, key_age
+from keras_moco.monitoring.verdict import judge
 from keras_moco.notes import check_json, read_json
 from keras_moco.outputs import check_writable
-from keras_moco.quality import feature_spread, key_age
-from keras_moco.verdict import judge
 
 
 class RunFolder:

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco import extract
-from keras_moco.extract import check_features, warn_if_constant
+from keras_moco.evaluation import extract
+from keras_moco.evaluation.extract import check_features, warn_if_constant
 
 QUERIES, BANK = 1024, 4096  # Rows a matrix product; they bound the memory.
 

@@ -5,9 +5,13 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_moco import extract
-from keras_moco.extract import Features, check_features, warn_if_constant
-from keras_moco.scores import check_labels, score
+from keras_moco.evaluation import extract
+from keras_moco.evaluation.extract import (
+    Features,
+    check_features,
+    warn_if_constant,
+)
+from keras_moco.evaluation.scores import check_labels, score
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -116,8 +120,8 @@ def probe_features(
         test_names: List of str. The same for the test images.
 
     Returns:
-        Dict, see `keras_moco.scores.score`. Its `setting` has `learning_rate`,
-        `weight_decay` and `epoch`.
+        Dict, see `keras_moco.evaluation.scores.score`. Its `setting` has
+        `learning_rate`, `weight_decay` and `epoch`.
     """
     _check_numbers(
         learning_rates=learning_rates,

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from tensorboard.plugins import projector
 
-from keras_moco.neighbourhood import sample_features, thumbnails
+from keras_moco.evaluation.neighbourhood import sample_features, thumbnails
 
 THUMBNAIL = 32  # Pixels of an image on the page.
 

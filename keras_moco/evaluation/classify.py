@@ -13,23 +13,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco import distribute, extract, terminal
-from keras_moco.classifier import (
-    Classifier,
-    build_classifier_optimizer,
-    check_frozen,
-)
+from keras_moco import distribute, terminal
 from keras_moco.data.augmented import augmented_dataset
 from keras_moco.data.labeled import (
     check_labeled,
     labeled_dataset,
 )
+from keras_moco.evaluation import extract
+from keras_moco.evaluation.classifier import (
+    Classifier,
+    build_classifier_optimizer,
+    check_frozen,
+)
+from keras_moco.evaluation.scores import check_labels, score
 from keras_moco.export import export_classifier
 from keras_moco.layers import average_statistics, swap_batch_norm
 from keras_moco.load import load_encoder, trained_image_size
-from keras_moco.lock import RunLock
-from keras_moco.run import export_folder, open_run, origin
-from keras_moco.scores import check_labels, score
+from keras_moco.monitoring.run import export_folder, open_run, origin
+from keras_moco.safety.lock import RunLock
 
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"  # With the optimizer, to go on from.
@@ -76,8 +77,8 @@ def fit_classifier(
         verbose: Bool. Report to the terminal.
 
     Returns:
-        Dict, see `keras_moco.scores.score`, with `run` and, if there is one,
-        `export`.
+        Dict, see `keras_moco.evaluation.scores.score`, with `run` and, if there
+        is one, `export`.
 
     Raises:
         ValueError: In one line: labels missing, too few or of one class; test

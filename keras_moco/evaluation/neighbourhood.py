@@ -3,8 +3,8 @@
 import numpy as np
 
 from keras_moco.data.labeled import image_dataset
-from keras_moco.evaluate import nearest
-from keras_moco.extract import features
+from keras_moco.evaluation.extract import features
+from keras_moco.evaluation.knn import nearest
 
 
 def sample_features(encoder, images, size, count=1000, seed=0):

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_moco import distribute
-from keras_moco.lock import RunLock
-from keras_moco.signals import StopSignals
-from keras_moco.state import (
+from keras_moco.safety.lock import RunLock
+from keras_moco.safety.signals import StopSignals
+from keras_moco.safety.state import (
     FORMAT,
     Hashed,
     Place,

@@ -7,8 +7,8 @@ from tensorboard.plugins.custom_scalar import summary as custom_scalar
 from tensorboard.plugins.histogram import metadata as histogram
 from tensorboard.plugins.hparams import api as hparams
 
-from keras_moco.quality import BINS
-from keras_moco.verdict import chance_loss, judge
+from keras_moco.monitoring.quality import BINS
+from keras_moco.monitoring.verdict import chance_loss, judge
 
 GROUPS = {
     "loss": ("loss", "chance"),

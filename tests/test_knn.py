@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 
 import keras_moco as km
-from keras_moco import evaluate
-from keras_moco.evaluate import knn_vote, nearest
+from keras_moco.evaluation import knn
+from keras_moco.evaluation.knn import knn_vote, nearest
 
 
 def numpy_knn(bank, bank_labels, queries, query_labels, k, temperature):
@@ -39,8 +39,8 @@ def test_knn_equals_numpys(k, temperature):
 def test_bank_and_queries_are_read_in_parts(monkeypatch):
     data = (*clusters(300, 0), *clusters(50, 1))
     whole = nearest(data[0], data[2], 7)
-    monkeypatch.setattr(evaluate, "BANK", 4)
-    monkeypatch.setattr(evaluate, "QUERIES", 16)
+    monkeypatch.setattr(knn, "BANK", 4)
+    monkeypatch.setattr(knn, "QUERIES", 16)
     cosine, rows = nearest(data[0], data[2], 7)
     np.testing.assert_allclose(cosine, whole[0], atol=1e-6)
     np.testing.assert_array_equal(rows, whole[1])
@@ -63,7 +63,7 @@ def test_no_product_is_larger_than_is_said(monkeypatch):
 
 
 def test_of_equal_neighbours_the_first_in_the_bank_counts(monkeypatch):
-    monkeypatch.setattr(evaluate, "BANK", 3)
+    monkeypatch.setattr(knn, "BANK", 3)
     bank = np.eye(4)[[1, 0, 0, 2, 0, 0]]  # Rows 1, 2, 4 and 5 are alike.
     cosine, rows = nearest(bank, np.eye(4)[[0, 3]], 3)
     np.testing.assert_array_equal(cosine, [[1, 1, 1], [0, 0, 0]])

@@ -1,0 +1,1 @@
+"""Is an encoder any good: features, kNN, probes, fine-tuning."""

@@ -1,0 +1,1 @@
+"""How a run is going: its folder and log, TensorBoard, verdicts."""

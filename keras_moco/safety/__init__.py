@@ -1,0 +1,1 @@
+"""A run that cannot be lost: checkpoints, lock, signals, guards."""

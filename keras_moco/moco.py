@@ -378,6 +378,12 @@ class MoCo(keras.Model):
         momentum = self.key_momentum()
         if self.step_guard.drops:
             momentum = tf.where(self.step_guard.dropped(), 1.0, momentum)
+        optimizer = getattr(self, "optimizer", None)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        every = getattr(optimizer, "gradient_accumulation_steps", None)
+        if every:  # In between the queries do not move either.
+            moved = tf.equal(tf.math.floormod(optimizer._iterations, every), 0)
+            momentum = tf.where(moved, momentum, 1.0)
 
         def average(key, query):
             key.assign(momentum * key + (1.0 - momentum) * query)

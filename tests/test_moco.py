@@ -273,6 +273,28 @@ def test_momentum_follows_its_schedule(build_golden, golden_pairs):
         np.testing.assert_allclose(key, 0.75 * old + 0.25 * query, atol=1e-6)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
+def test_keys_move_when_accumulated_gradients_do(
+    build_golden, golden_pairs, scaled
+):
+    model = build_golden(momentum=0.75)
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 1.0)
+    model.compile(optimizer)
+    expected = key_weights(model)
+    for step, (query, key, *_) in enumerate(golden_pairs.take(4), start=1):
+        model.train_on_batch(query, key)
+        if step % 2 == 0:
+            expected = [
+                0.75 * old + 0.25 * new
+                for old, new in zip(expected, query_weights(model), strict=True)
+            ]
+        for old, found in zip(expected, key_weights(model), strict=True):
+            np.testing.assert_allclose(found, old, atol=1e-6)
+    assert not np.allclose(expected[0], query_weights(model)[0], atol=1e-4)
+
+
 def test_regularization_of_the_encoder_is_part_of_the_gradient(golden_pairs):
     def weights_after_one_step(strength):
         keras.utils.set_random_seed(1)

@@ -32,6 +32,19 @@ def test_lines_say_the_figures_within_80_columns():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_figure_and_its_percent_sign_stay_together():
+    setting = {"learning_rate": 0.1, "epoch": 3}
+    labels = np.arange(20)
+    ranking = np.stack([labels, np.roll(labels, 1)], axis=1)
+    found = score(labels, ranking, labels, 20, holdout_top1=1, setting=setting)
+    for length in range(1, 9):
+        names = [chr(97 + i) * length for i in range(20)]
+        lines = result_lines("encoder", found, names).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any(line.strip().startswith("%") for line in lines)
+        assert " ".join(" ".join(lines).split()).count("100.0 %") == 20
+
+
 def test_json_has_classes_by_name_and_the_baselines(tmp_path):
     path = tmp_path / "new" / "probe.json"
     save_results(

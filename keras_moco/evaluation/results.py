@@ -48,7 +48,12 @@ def result_lines(name, result, names=()):
         lines.append("by class: " + ", ".join(shares))
     indent = 11 * " "
     wrapped = [
-        textwrap.fill(line, 80, initial_indent=indent, subsequent_indent=indent)
+        textwrap.fill(
+            line.replace(" %", "\N{NO-BREAK SPACE}%"),
+            80,
+            initial_indent=indent,
+            subsequent_indent=indent,
+        ).replace("\N{NO-BREAK SPACE}", " ")
         for line in lines
     ]
     return f"{name:10} " + "\n".join(wrapped)[len(indent) :]

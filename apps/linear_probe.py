@@ -111,7 +111,9 @@ def main(
         return km.linear_probe(model, *splits, seed=seed, **numbers)
 
     def on_crops(name, model):
-        own = run_dir and (run_dir if name == first else f"{run_dir}-{name}")
+        own = run_dir
+        if run_dir and name != first:
+            own = f"{run_dir}-{name.replace(' ', '-')}"
         return km.fit_classifier(
             model,
             train,
@@ -119,7 +121,7 @@ def main(
             km.LINEAR_PROBE.replace(seed=seed, **numbers),
             image_size=size,
             devices=devices,
-            run_dir=own and own.replace(" ", "-"),
+            run_dir=own,
         )
 
     first = next(iter(encoders))

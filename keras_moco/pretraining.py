@@ -40,6 +40,7 @@ from keras_moco.monitoring.run import (
     RunFolder,
     RunLog,
     export_folder,
+    finished_line,
     open_run,
     origin,
     peak_memory_mb,
@@ -184,7 +185,7 @@ def pretrain(
     export_to = export_folder(export_to, run)
     result = run.read("result.json")
     if "export" in result:
-        say(f"The run in {run.path} is finished already; this is its result.")
+        say(finished_line(run, result, export_to))
         say(terminal.result_lines(result), **result)
         return result
     knn_data = ()

@@ -83,7 +83,7 @@ def test_augmented_probe_from_the_shell(shades):
     arguments = (
         "--encoder", "export", "--dataset", "shades", "--protocol",
         "augmented", "--epochs", 1, "--batch-size", 16, "--baselines",
-        "--json", "probe.json", "--run-dir", "probe",
+        "--json", "probe.json", "--run-dir", "my runs/probe",
     )  # fmt: skip
     result = run(*arguments)
     assert result.exit_code == 0, result.output
@@ -93,8 +93,8 @@ def test_augmented_probe_from_the_shell(shades):
     assert found["setting"]["learning_rate"] == 30.0
     assert set(found["baselines"]) == {"untrained", "raw pixels"}
     for folder in ("probe", "probe-untrained", "probe-raw-pixels"):
-        assert (pathlib.Path(folder) / "result.json").is_file()
-    assert list(pathlib.Path("probe/encoder").glob("events*"))
+        assert pathlib.Path("my runs", folder, "result.json").is_file()
+    assert list(pathlib.Path("my runs/probe/encoder").glob("events*"))
     again = run(*arguments)
     assert again.exit_code == 0, again.output
     assert again.output.count("finished already") == 3

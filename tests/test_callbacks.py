@@ -82,8 +82,9 @@ def test_knn_is_logged_every_so_many_epochs_and_at_the_end(
 
 
 def test_knn_monitor_needs_a_positive_interval():
-    with pytest.raises(ValueError, match="`every`.*0"):
-        km.KNNMonitor(None, None, every=0)
+    for name in ("every", "k", "temperature"):
+        with pytest.raises(ValueError, match=f"`{name}`.*0"):
+            km.KNNMonitor(None, None, **{name: 0})
 
 
 def test_knn_of_a_diverged_encoder_is_not_measured():

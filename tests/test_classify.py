@@ -80,6 +80,60 @@ def test_probe_reads_the_classes_from_a_frozen_encoder(fit, capsys):
     assert "finished already" in capsys.readouterr().out
 
 
+def test_a_finished_run_says_where_it_has_exported_to(fit, capsys):
+    recipe = FINETUNE.replace(epochs=1)
+    fit(recipe, run_dir="run", export_to="first")
+    again, encoder = fit(recipe, run_dir="run", export_to="second")
+    assert again["export"] == "first"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Its export is in first, not in second." in said
+
+
+def test_a_run_is_of_its_labels_and_of_its_encoder(fit):
+    recipe = PROBE.replace(epochs=1)
+    first, _ = fit(recipe)
+    pixels, labels = shades(40).array, shades(40).labels
+    other = Images(pixels, 1 - labels, source="shades0")
+    assert other.fingerprint == shades(40).fingerprint
+    second, _ = fit(recipe, data=(other, shades(30, seed=1)))
+    pooled = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            *centred_encoder().layers[:-1],
+            keras.layers.GlobalMaxPooling2D(),
+        ]
+    )
+    third, _ = fit(recipe, encoder=pooled)
+    fourth, _ = fit(recipe)
+    runs = [result["run"] for result in (first, second, third, fourth)]
+    assert len(set(runs)) == 3 and runs[3] == runs[0]
+
+
+def test_an_encoder_with_dropout_is_found_unchanged(fit):
+    layers = [*centred_encoder().layers, keras.layers.Dropout(0.5)]
+    encoder = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    result, _ = fit(PROBE.replace(epochs=1), encoder=encoder)
+    assert "test_top1" in result
+
+
+def test_a_save_that_fails_leaves_no_draft(fit, monkeypatch, tmp_path):
+    def full(self, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Classifier, "save_weights", full)
+    with pytest.raises(OSError, match="No space"):
+        fit(PROBE.replace(epochs=1), run_dir="run")
+    assert not list(tmp_path.glob("run/.tmp*"))
+
+
+def test_an_image_of_each_class_is_left_to_train_on():
+    recipe = FINETUNE.replace(holdout=0.9)
+    kept, held = classify.split_labels(np.repeat([0, 1], [4, 2]), recipe)
+    assert sorted([*kept, *held]) == list(range(6))
+    assert sorted(kept < 4) == [False, True]
+
+
 def test_learning_rate_drops_after_60_and_80_percent(fit):
     result, _ = fit(run_dir="drops", verbose=False)
     rates = [row["learning_rate"] for row in rows(result)]
@@ -119,7 +173,7 @@ def test_stopped_run_goes_on_to_the_same_result(
             fit(recipe, run_dir="parts", export_to="b")
     assert "\n2 of 3 epochs are in parts: the same" in capsys.readouterr().out
     parts, _ = fit(recipe, run_dir="parts", export_to="b")
-    assert next(saves) == 3  # Saved by no more than two epochs before.
+    assert "Going on after epoch 2 of 3" in capsys.readouterr().out
     for one, other in zip(rows(whole), rows(parts), strict=True):
         del one["images_per_second"], other["images_per_second"]
         assert one == other

@@ -126,3 +126,18 @@ def test_images_with_bad_features_are_named_by_file():
     assert "photos/9.png, ...)" in str(error.value)
     with pytest.raises(ValueError, match=r"\(0, 1, "):
         check_features(Features(rows, labels), "test")
+
+
+@pytest.mark.parametrize("kind, most", [("float16", 6e4), ("float32", 3e38)])
+def test_features_are_finite_though_their_sum_is_not(kind, most):
+    rows = np.full((3, 50), most, kind)
+    check_features(Features(rows, np.arange(3)), "test")
+    rows[1, 7] = -np.inf
+    with pytest.raises(ValueError, match=r"1 test images are not .*\(1\)"):
+        check_features(Features(rows, np.arange(3)), "test")
+
+
+@pytest.mark.parametrize("size", [-5, 0, 8.5, (8, 8)])
+def test_an_image_size_is_a_whole_number(photos, size):
+    with pytest.raises(ValueError, match="`image_size`"):
+        km.features(None, str(photos), image_size=size)

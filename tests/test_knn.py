@@ -62,6 +62,14 @@ def test_no_product_is_larger_than_is_said(monkeypatch):
     assert len(sizes) == 30 and max(sizes) <= 2**24
 
 
+def test_rows_of_any_length_vote_alike():
+    data = clusters(300, 0)
+    queries, labels = clusters(50, 1)
+    expected = knn_vote(*data, queries, labels, 7, 0.1)
+    small = knn_vote(1e-9 * data[0], data[1], 1e-9 * queries, labels, 7, 0.1)
+    assert expected == small == numpy_knn(*data, queries, labels, 7, 0.1)
+
+
 def test_of_equal_neighbours_the_first_in_the_bank_counts(monkeypatch):
     monkeypatch.setattr(knn, "BANK", 3)
     bank = np.eye(4)[[1, 0, 0, 2, 0, 0]]  # Rows 1, 2, 4 and 5 are alike.

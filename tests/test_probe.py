@@ -34,16 +34,17 @@ def test_probe_is_as_good_as_logistic_regression():
 
 
 def test_counts_are_those_of_the_answers():
-    features, labels = clouds(600)
-    test_features, test_labels = clouds(300, seed=1)
+    features, labels = clouds(600, classes=3, spread=0.01)  # Far apart.
+    test_features, answers = clouds(300, classes=3, spread=0.01, seed=1)
+    test_labels = np.where(np.arange(300) < 60, 2, answers)
     found = probe_features(
         features, labels, test_features, test_labels, epochs=5
     )
-    confusion = np.array(found["confusion"])
-    np.testing.assert_array_equal(
-        confusion.sum(axis=1), np.bincount(test_labels)
-    )
-    assert found["test_top1"] == np.trace(confusion) / 300
+    confusion = np.zeros((3, 3), int)
+    np.add.at(confusion, (test_labels, answers), 1)
+    np.testing.assert_array_equal(found["confusion"], confusion)
+    assert found["test_top1"] == np.mean(test_labels == answers) < 0.95
+    assert found["test_top1_last"] == found["test_top1"]
     np.testing.assert_allclose(
         found["per_class"], np.diag(confusion) / confusion.sum(axis=1)
     )
@@ -170,6 +171,19 @@ def test_axes_of_little_variance_are_learned_as_well():
     assert abs(found["test_top1"] - 0.8413) < 0.02
 
 
+def test_a_feature_counts_however_small_beside_the_others():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 2000)
+    features = np.full((2000, 3), 0.1)  # The last is constant.
+    features[:, 0] = 1500 + draw.normal(size=2000)
+    features[:, 1] = 1e-9 * (labels + 0.1 * draw.normal(size=2000))
+    features = features.astype("float32")
+    variances = _Axes(features, np.arange(2000)).variances
+    np.testing.assert_allclose(sorted(variances), [0, 1, 1], atol=0.1)
+    found = probe_features(features, labels, features, labels)
+    assert found["test_top1"] > 0.99
+
+
 def test_same_seed_gives_the_same():
     arguments = *clouds(300), *clouds(100, seed=1)
     first, again = (probe_features(*arguments, epochs=3) for _ in range(2))
@@ -200,6 +214,21 @@ def test_diverging_settings_are_not_chosen():
     )
     assert found["setting"]["learning_rate"] == 0.1
     assert found["test_top1"] > 0.4
+    with pytest.raises(ValueError, match="All settings diverged: .*1e\\+30"):
+        probe_features(
+            *arguments,
+            learning_rates=(1e30,),
+            weight_decays=(1.0,),
+            batch_size=20,
+            epochs=5,
+        )
+
+
+def test_an_image_is_left_to_train_on():
+    features = np.arange(10.0)[:, None]
+    labels = np.arange(10) % 2
+    found = probe_features(features, labels, features, labels, holdout=0.99)
+    assert found["holdout_top1"] in np.arange(10) / 9
 
 
 @pytest.mark.parametrize(
@@ -246,6 +275,10 @@ def test_what_cannot_be_probed_is_one_line():
         ((*good, broken, labels), r"2 test images"),
         ((features, 0 * labels, *good), "two classes.*class 0"),
         ((*good, features, labels + 3), "training images lack: 5"),
+        ((features, labels.astype(str), *good), "must be class numbers"),
+        ((features, [], *good), "training images have no labels"),
+        ((features[:, 0], labels, *good), r"training features .* \(50,\)"),
+        ((*good, features[:, :9], labels), "one encoder.*: 12 and 9"),
         ((*good, features[:0], labels[:0]), "no test images"),
     ):
         with pytest.raises(ValueError, match=words) as error:

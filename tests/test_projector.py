@@ -32,7 +32,8 @@ def projected(tmp_path_factory):
     )
     colours = np.random.default_rng(0).integers(0, 255, (30, 1, 1, 3))
     pixels = np.broadcast_to(colours, (30, 12, 16, 3)).astype(np.uint8)
-    names = [f"photos/a\tb/{n}.jpg" for n in range(30)]
+    # One name that is no text, as file systems have them.
+    names = [f"photos/a\tb/{n}.jpg" for n in range(29)] + ["\udcff.jpg"]
     images = Images(pixels, np.arange(30) % 2, ["cat", "dog"], names)
     write_projector(folder, encoder, images, 8, count=20)
     return folder, images

@@ -10,6 +10,7 @@ from keras_moco.data.encoded import StreamedImages
 from keras_moco.data.images import Images, match_classes
 from keras_moco.data.pipeline import natural_size, steady, take, threads
 from keras_moco.data.sources import load_images
+from keras_moco.kinds import check_kind
 
 # Up to this size images are taken whole; above, the centre of 224/256 is.
 WHOLE_IMAGE = 96
@@ -125,12 +126,15 @@ def image_dataset(images, image_size=None, batch_size=256, rows=None):
         numbers of those taken, are for their names.
 
     Raises:
-        ValueError: The images do not fit into memory.
+        ValueError: The images do not fit into memory, or a size below 1.
 
     Example:
         >>> data = image_dataset(load_images("photos/"), image_size=96)
     """
     _check_in_memory(images)
+    check_kind("image_size", image_size, int | None)
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"`image_size` must be >= 1. Received: {image_size}")
     size = image_size or natural_size(images)
     rows = np.arange(len(images)) if rows is None else np.asarray(rows)
     slices = (rows,) if images.labels is None else (rows, images.labels[rows])

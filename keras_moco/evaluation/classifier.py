@@ -130,7 +130,7 @@ def build_classifier_optimizer(recipe, model, steps):
 def check_frozen(before, encoder):
     """Raises unless an encoder is, to the bit, the one that it was before."""
     for variable, value in zip(
-        encoder.variables, before.get_weights(), strict=True
+        encoder.weights, before.get_weights(), strict=True
     ):
         if not np.array_equal(variable.numpy(), value):
             raise RuntimeError(

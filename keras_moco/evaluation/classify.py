@@ -1,5 +1,6 @@
 """From an encoder and labelled images to a classifier, as one function."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -29,7 +30,12 @@ from keras_moco.evaluation.scores import check_labels, score
 from keras_moco.export import export_classifier
 from keras_moco.layers import average_statistics, swap_batch_norm
 from keras_moco.load import load_encoder, trained_image_size
-from keras_moco.monitoring.run import export_folder, open_run, origin
+from keras_moco.monitoring.run import (
+    export_folder,
+    finished_line,
+    open_run,
+    origin,
+)
 from keras_moco.safety.lock import RunLock
 
 BEST = "best.weights.h5"
@@ -115,8 +121,8 @@ def fit_classifier(
     steps = len(kept) // batch_size
     settings = {
         "data": f"{train.source}, {len(train)} images, {train.fingerprint}, "
-        f"test {test.fingerprint}",
-        "encoder": _digest(encoder),
+        f"test {test.fingerprint}, labels {_digest(train.labels, test.labels)}",
+        "encoder": _digest(*_layers(encoder), *encoder.get_weights()),
         "image_size": size,
         **dataclasses.asdict(recipe),
     }
@@ -125,7 +131,7 @@ def fit_classifier(
         export_to = export_folder(export_to, run, "classifier")
     result = run.read("result.json")
     if result:
-        say(f"The run in {run.path} is finished already; this is its result.")
+        say(finished_line(run, result, export_to))
         return result
     say(
         terminal.wrap(
@@ -291,8 +297,11 @@ def save(run, model, name):
         name: Str. `BEST` or `LAST`.
     """
     draft = run.path / f".tmp.{name}"
-    model.save_weights(draft)
-    draft.replace(run.path / name)
+    try:
+        model.save_weights(draft)
+        draft.replace(run.path / name)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def restore(run, model):
@@ -344,7 +353,7 @@ def split_labels(labels, recipe):
                 f"of class {label} is {count}, but each class needs two: one "
                 "to train on and one to choose the epoch by. Use more labels."
             )
-        num_held = max(1, round(recipe.holdout * count))
+        num_held = min(max(1, round(recipe.holdout * count)), count - 1)
         held.append(rows[:num_held])
         kept.append(rows[num_held:count])
     return np.concatenate(kept), np.concatenate(held)
@@ -368,9 +377,20 @@ def _prepare_encoder(encoder, images, image_size):
     return encoder, size
 
 
-def _digest(encoder):
-    """Identifies an encoder by its weights."""
-    digest = hashlib.sha256(str(encoder.output_shape).encode())
-    for value in encoder.get_weights():
-        digest.update(np.ascontiguousarray(value))
+def _layers(encoder):
+    """What each layer is; names are left out, as Keras counts them on."""
+    for layer in encoder._flatten_layers(include_self=False):
+        config = {}
+        if not isinstance(layer, keras.Model):  # Its own layers follow.
+            with contextlib.suppress(NotImplementedError):
+                config = layer.get_config()
+        config.pop("name", None)
+        yield [f"{type(layer).__name__} {config}"]
+
+
+def _digest(*arrays):
+    """Identifies arrays by their shapes and what they hold."""
+    digest = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
     return digest.hexdigest()[:12]

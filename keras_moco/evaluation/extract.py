@@ -59,13 +59,16 @@ def features(encoder, dataset, image_size=None, verbose=False):
         >>> found.features.shape, found.names[0]
     """
     if isinstance(encoder, (str, os.PathLike)):
-        image_size = image_size or trained_image_size(encoder)
+        if image_size is None:
+            image_size = trained_image_size(encoder)
         encoder = load_encoder(encoder, trainable=False)
     size = None if encoder is None else input_size(encoder)
     if not isinstance(dataset, tf.data.Dataset):
         if not isinstance(dataset, Images):
             dataset = load_images(dataset)
-        dataset = image_dataset(dataset, image_size or (size and size[0]))
+        if image_size is None and size:
+            image_size = size[0]
+        dataset = image_dataset(dataset, image_size)
     found, labels = [], []
     bar = None
     if verbose and sys.stdout.isatty():
@@ -113,13 +116,19 @@ def check_features(found, what):
     rows, labels, _ = found
     if not len(rows):
         raise ValueError(f"There are no {what} images.")
-    if labels is None or np.min(labels) < 0:
+    if rows.ndim != 2:
+        raise ValueError(
+            f"The {what} features must be (images, features). Received: "
+            f"{rows.shape}"
+        )
+    labels = np.asarray([] if labels is None else labels)
+    whole = labels.dtype.kind in "iub"
+    if not labels.size or (whole and labels.min() < 0):
         raise ValueError(
             f"The {what} images have no labels, or not all of them. Expected "
             "batches of (images, labels), labels from 0."
         )
-    labels = np.asarray(labels)
-    if labels.dtype.kind not in "iu" or labels.size != len(rows):
+    if not whole or labels.size != len(rows):
         raise ValueError(
             f"The labels of the {what} images must be class numbers, one an "
             f"image. Received: {labels.dtype} of shape {labels.shape}"
@@ -144,7 +153,9 @@ def warn_if_constant(found):
 def check_finite(found, what):
     """Raises a ValueError that names the images whose features are not."""
     rows, _, names = found
-    bad = np.flatnonzero(~np.isfinite(rows.sum(axis=1)))
+    with np.errstate(over="ignore"):  # Sums of large features; looked at below.
+        bad = np.flatnonzero(~np.isfinite(rows.sum(axis=1)))
+    bad = bad[~np.isfinite(rows[bad]).all(axis=1)]
     if len(bad):
         shown = ", ".join(names[i] if names else str(i) for i in bad[:10])
         raise ValueError(

@@ -45,10 +45,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
     Reference:
         Wu et al. 2018, arXiv:1805.01978, section 3.4.
     """
-    if k < 1:
-        raise ValueError(f"`k` must be at least 1. Received: {k}")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
+    _check_vote(k, temperature)
     bank = check_features(extract.features(encoder, bank), "training")
     queries = check_features(extract.features(encoder, queries), "test")
     warn_if_constant(bank)
@@ -88,6 +85,13 @@ def knn_vote(bank, bank_labels, queries, query_labels, k, temperature):
         ).reshape(-1, classes)
         right += int((votes.argmax(axis=1) == query_labels[rows]).sum())
     return right / len(queries)
+
+
+def _check_vote(k, temperature):
+    if k < 1:
+        raise ValueError(f"`k` must be at least 1. Received: {k}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"`temperature` must be > 0. Received: {temperature}")
 
 
 def nearest(bank, queries, k):
@@ -138,7 +142,7 @@ def _nearest(bank, queries, k):
 
 def _lengths(rows):
     """The lengths of rows as vectors, never 0; without a copy of them."""
-    return np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), 1e-6)
+    return np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), 1e-15)
 
 
 class KNNMonitor(keras.callbacks.Callback):
@@ -167,6 +171,7 @@ class KNNMonitor(keras.callbacks.Callback):
         super().__init__()
         if every < 1:
             raise ValueError(f"`every` must be at least 1. Received: {every}")
+        _check_vote(k, temperature)
         self.bank = bank
         self.queries = queries
         self.every = every

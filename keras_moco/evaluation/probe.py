@@ -99,8 +99,9 @@ def probe_features(
 ):
     """`linear_probe` of features that are already there.
 
-    Beside them it holds the weights of all settings three times. Batches are
-    drawn once, and taken in another order in each epoch.
+    Beside them it holds a sample, to find the axes (ten images a feature), and
+    the weights of all settings three times. Batches are drawn once, and taken
+    in another order in each epoch.
 
     Args:
         features: Float array (images, features).
@@ -137,11 +138,16 @@ def probe_features(
     test = check_features(
         Features(np.asarray(test_features), test_labels, test_names), "test"
     )
+    if training.features.shape[1] != test.features.shape[1]:
+        raise ValueError(
+            "Training and test features must be of one encoder. Received: "
+            f"{training.features.shape[1]} and {test.features.shape[1]} numbers"
+        )
     warn_if_constant(training)
     classes = check_labels(training.labels, test.labels)
     draw = np.random.default_rng(seed)
-    order = draw.permutation(len(labels))
-    held = max(1, round(holdout * len(labels)))
+    order = draw.permutation(len(training.labels))
+    held = min(max(1, round(holdout * len(order))), len(order) - 1)
     held, kept = order[:held], order[held:]
     axes = _Axes(training.features, order)
     rates, decays = (
@@ -172,6 +178,11 @@ def probe_features(
         kept_top1 = np.where(good, accuracy, kept_top1)
         kept_epoch = np.where(good, epoch + 1, kept_epoch)
         heads.keep(good)
+    if not kept_epoch.any():
+        raise ValueError(
+            "All settings diverged: the `learning_rates` are too high. "
+            f"Received: {learning_rates}"
+        )
     chosen = int(np.argmax(kept_top1))
     best, last = heads.of(chosen)
     ranking, answers = [], []
@@ -213,14 +224,17 @@ class _Axes:
 
     def __init__(self, features, order):
         width = features.shape[1]
-        sample = np.asarray(features[order[: max(8192, 10 * width)]], "float32")
-        self._mean = sample.mean(axis=0)
-        sample -= self._mean
+        self.known, self.steps = width <= MOST_AXES, 88
+        rows = order[: max(8192, 10 * width if self.known else 0)]
+        sample = np.asarray(features[rows], "float32")
+        first = sample[0].copy()
+        sample -= first  # What is constant is 0 now, whatever a mean rounds to.
+        self._mean = first + sample.mean(axis=0)
+        sample -= self._mean - first
         std = np.sqrt(np.einsum("ij,ij->j", sample, sample) / len(sample))
-        varies = std > 1e-6 * max(std.max(), np.abs(self._mean).max())
+        varies = std > 1e-6 * np.abs(self._mean)
         scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
         self.variances = varies.astype("float32")
-        self.known, self.steps = width <= MOST_AXES, 88
         self._turned = False
         turn = scale[:, None]
         if self.known:
@@ -339,7 +353,7 @@ class _Heads:
         )
 
     def accuracy(self, features, labels):
-        """Of each setting; one that has diverged counts for nothing."""
+        """Of each setting; -inf of one that has diverged."""
         right = 0.0
         for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -347,7 +361,7 @@ class _Heads:
             answer = tf.argmax(logits, axis=1).numpy()
             right += (answer == labels[rows, None]).sum(axis=0)  # (settings,)
         finite = np.isfinite(tf.reduce_sum(self.weights, axis=(0, 1)))
-        return np.where(finite, right / len(labels), 0.0)
+        return np.where(finite, right / len(labels), -np.inf)
 
     def keep(self, which):
         """Remembers the weights of the settings that are marked."""

@@ -36,7 +36,9 @@ def write_projector(folder, encoder, images, size, count=1000):
     for row, name in zip(rows, found.names, strict=True):
         label = images.class_of(row) or "-"
         lines.append(f"{_cell(label)}\t{_cell(name)}")
-    (place / "metadata.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    (place / "metadata.tsv").write_text(
+        "\n".join(lines) + "\n", "utf-8", errors="replace"
+    )
     _sprite(thumbnails(images, rows, THUMBNAIL)).save(place / "sprite.png")
     config = projector.ProjectorConfig()
     embedding = config.embeddings.add()

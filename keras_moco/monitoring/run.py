@@ -354,6 +354,15 @@ def export_folder(export_to, run, kind="encoder"):
             )
 
 
+def finished_line(run, result, export_to):
+    """What is said in place of a run that has its result already."""
+    text = f"The run in {run.path} is finished already; this is its result."
+    folder = result.get("export", export_to)
+    if export_to is not None and str(export_to) != str(folder):
+        text += f" Its export is in {folder}, not in {export_to}."
+    return terminal.wrap(text)
+
+
 def origin():
     """Where a result came from: versions, machine, revision of the user's."""
     revision = None

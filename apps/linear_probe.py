@@ -112,8 +112,9 @@ def main(
 
     def on_crops(name, model):
         own = run_dir
-        if run_dir and name != first:
-            own = f"{run_dir}-{name.replace(' ', '-')}"
+        if name != first:
+            click.echo(f"\n{name}:")
+            own = f"{results[first]['run']}-{name.replace(' ', '-')}"
         return km.fit_classifier(
             model,
             train,

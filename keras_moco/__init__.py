@@ -32,6 +32,7 @@ _HOME = {
     "labeled_splits": "data.labeled",
     "evaluation_size": "evaluation.extract",
     "linear_probe": "evaluation.probe",
+    "probe_features": "evaluation.probe",
     "features": "evaluation.extract",
     "fit_classifier": "evaluation.classify",
     "Recipe": "evaluation.recipes",

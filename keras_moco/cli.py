@@ -209,11 +209,14 @@ def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
     say_broken(bank.images, test.images)
     click.echo(
         f"kNN top-1 {100 * top1:.2f} %  (backbone features, cosine, k {k}, "
-        f"T {temperature:g})"
+        f"T {temperature:g})\n"
+        f"of {len(test.images):,} test images of {test.images.source}, by "
+        f"{len(bank.images):,} training images"
     )
     if json_file:
         result = {"knn_top1": top1, "k": k, "temperature": temperature}
-        write_json(json_file, {**result, "features": "backbone"})
+        result |= {"features": "backbone", "dataset": bank.images.source}
+        write_json(json_file, result)
 
 
 @command

@@ -1,5 +1,6 @@
 import itertools
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -87,6 +88,10 @@ def test_a_finished_run_says_where_it_has_exported_to(fit, capsys):
     assert again["export"] == "first"
     said = " ".join(capsys.readouterr().out.split())
     assert "Its export is in first, not in second." in said
+    shutil.rmtree("first")
+    fit(recipe, run_dir="run", export_to="first")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Its export, first, is not there any more." in said
 
 
 def test_a_run_is_of_its_labels_and_of_its_encoder(fit):

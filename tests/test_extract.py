@@ -141,3 +141,55 @@ def test_features_are_finite_though_their_sum_is_not(kind, most):
 def test_an_image_size_is_a_whole_number(photos, size):
     with pytest.raises(ValueError, match="`image_size`"):
         km.features(None, str(photos), image_size=size)
+
+
+@pytest.fixture
+def named(tmp_path):
+    """Gives datasets of class folders, whose images are of one colour."""
+
+    def make(split, **shades):
+        for name, shade in shades.items():
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(4):
+                colour = (shade, number, 255 - shade)
+                Image.new("RGB", (8, 8), colour).save(
+                    tmp_path / split / name / f"{number}.png"
+                )
+        return km.labeled_dataset(str(tmp_path / split), "train")
+
+    return make
+
+
+def test_classes_are_known_by_their_names(named):
+    bank = named("bank", ant=10, bee=110, cat=210)
+    test = named("asked", bee=112, cat=212)  # Numbers 0 and 1 of its own.
+    assert km.knn_accuracy(None, bank, test, k=3) == 1.0
+    found = km.linear_probe(None, bank, test)
+    assert found["test_top1"] == 1.0
+    assert found["per_class"] == [None, 1.0, 1.0]
+    other = named("other", bee=110, wasp=112)
+    for judge in (km.knn_accuracy, km.linear_probe):
+        with pytest.raises(ValueError, match="training images lack: wasp"):
+            judge(None, bank, other)
+
+
+@pytest.mark.parametrize("judge", [km.knn_accuracy, km.linear_probe])
+def test_what_is_judged_is_a_dataset_with_an_end(judge):
+    good = dataset(pixels(), np.arange(6) % 2)
+    with pytest.raises(ValueError, match="tf.data.Dataset.* 'photos'"):
+        judge(None, good, "photos")
+    with pytest.raises(ValueError, match="never ends"):
+        judge(None, good.repeat(), good)
+
+
+def test_images_up_to_255_are_said(tiny_encoder, recwarn):
+    km.features(tiny_encoder(), dataset(16 * pixels()))
+    assert not recwarn
+    with pytest.warns(UserWarning, match="divide by 255"):
+        km.features(tiny_encoder(), dataset(255 * pixels()))
+
+
+def test_a_classifier_is_trained_on_images(tiny_encoder):
+    data = dataset(pixels(), np.arange(6) % 2)
+    with pytest.raises(ValueError, match="`Images`, as .* _BatchDataset"):
+        km.fit_classifier(tiny_encoder(), data, data, km.FINETUNE)

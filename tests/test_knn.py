@@ -123,7 +123,7 @@ def test_identical_images_are_found(tiny_encoder):
 
 @pytest.mark.parametrize(
     "option",
-    [{"k": 0}, {"temperature": 0}, {"temperature": float("inf")}],
+    [{"k": 0}, {"k": 5.0}, {"temperature": 0}, {"temperature": float("inf")}],
     ids=str,
 )
 def test_arguments_out_of_range_are_named(option):

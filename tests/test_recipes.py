@@ -27,6 +27,8 @@ def test_setting_says_what_decides_the_recipe():
         {"batch_size": 0},
         {"labels": 0.0},
         {"labels": 1.1},
+        {"labels": "10%"},
+        {"epochs": 1.5},
         {"holdout": 1.0},
         {"seed": -1},
     ],

@@ -190,6 +190,16 @@ def test_other_settings_are_refused_and_named(tmp_path):
         RunFolder(tmp_path, {**SETTINGS, "seed": 1})
 
 
+def test_a_run_goes_on_where_its_data_have_moved(tmp_path):
+    before = {"data": "photos/, 3 images, 0a1b", "epochs": 3}
+    RunFolder(tmp_path, before).write("run.json", {"settings": before})
+    for data in ("photos, 3 images, 0a1b", "b, c, 3 images, 0a1b"):
+        again = RunFolder(tmp_path, {**before, "data": data})
+        assert again.settings == before
+    with pytest.raises(ValueError, match="data was 'photos/, 3 .*, 9999'"):
+        RunFolder(tmp_path, {**before, "data": "photos/, 3 images, 9999"})
+
+
 def test_foreign_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(ValueError, match="files that are no run"):
@@ -220,6 +230,9 @@ def test_unreadable_settings_are_one_line(tmp_path):
     (tmp_path / "run.json").write_text('{"settings": {"epochs": 1}}')
     with pytest.raises(ValueError, match="damaged: it lacks batch_size"):
         RunFolder(tmp_path, None).require("epochs", "batch_size")
+    (tmp_path / "run.json").write_text('{"settings": {"frozen": true}}')
+    with pytest.raises(ValueError, match="is the run of a classifier"):
+        RunFolder(tmp_path, None).require("queue_size")
 
 
 def test_what_an_older_version_did_not_know_is_off(tmp_path):

@@ -38,6 +38,9 @@ def test_interval_is_wilsons():
 
 def test_labels_that_cannot_be_learnt_are_one_line():
     assert check_labels(LABELS, LABELS[:3]) == 3
+    assert check_labels(999 * LABELS, LABELS[:2]) == 1999
+    with pytest.raises(ValueError, match="below .* up to 2000000, of 3"):
+        check_labels(10**6 * LABELS, LABELS[:2])
     with pytest.raises(ValueError, match="two classes.*class 1"):
         check_labels(np.ones(4, int), np.ones(4, int))
     with pytest.raises(ValueError, match="training images lack: 5, 7"):

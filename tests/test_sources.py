@@ -188,7 +188,7 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_folder_without_splits_has_no_test(tmp_path):
     write(tmp_path / "a.png")
     assert len(load_images(tmp_path, "pretrain")) == 1
-    with pytest.raises(ValueError, match="evaluation images") as error:
+    with pytest.raises(ValueError, match="folder that holds both") as error:
         load_images(tmp_path, "test")
     one_line(error)
 
@@ -204,6 +204,13 @@ def test_several_folders_and_files(tmp_path):
     images = load_images([tmp_path / "a", single])
     assert images.labels is None and len(images) == 3
     assert len(load_images([tmp_path / "a"])) == 2
+
+
+def test_a_folder_has_one_name_with_a_slash_and_without(tmp_path, monkeypatch):
+    write(tmp_path / "photos/a.png")
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "photos/", "./photos"):
+        assert load_images(name).source == "photos"
 
 
 def test_copy_of_a_folder_has_the_same_fingerprint(tmp_path):

@@ -1,6 +1,7 @@
 """Folders and files of images."""
 
 import os
+import pathlib
 
 import numpy as np
 
@@ -44,7 +45,8 @@ def load_folder(paths, split="train", max_broken=0.01):
     found = []  # (path, path relative to its folder, class folder or None)
     for path in paths:
         found.extend(_find(os.path.expanduser(os.fspath(path)), split))
-    where = ", ".join(map(str, paths))
+    # One name for "photos" and "photos/": a run is known by it.
+    where = ", ".join(str(pathlib.PurePath(path)) for path in paths)
     if not found:
         raise ValueError(
             f"No images in {where}. Expected files that end in "
@@ -120,8 +122,8 @@ def _split_folder(path, split):
         return os.path.join(path, "train") if below == {"train"} else path
     raise MissingSplit(
         f"{path} has no split {split!r}: expected a folder with the sub-folders"
-        f" `train` and `{wanted[0]}`, found {sorted(below)[:10]}. Add it, or "
-        "give the folder of evaluation images itself."
+        f" `train` and `{wanted[0]}`, found {sorted(below)[:10]}. Add what "
+        "is missing, or give the folder that holds both."
     )
 
 

@@ -141,16 +141,21 @@ def match_classes(bank, test):
         ValueError: `test` has classes that the bank lacks.
     """
     if bank.class_names and test.class_names:
-        unknown = sorted(set(test.class_names) - set(bank.class_names))
-        if unknown:
-            raise ValueError(
-                "The test images have classes that the training images lack: "
-                f"{', '.join(unknown)}. Expected the same class folders."
-            )
-        numbers = [bank.class_names.index(name) for name in test.class_names]
-        test.labels = np.array([*numbers, -1])[test.labels]  # -1: unknown.
+        numbers = class_numbers(bank.class_names, test.class_names)
+        test.labels = np.append(numbers, -1)[test.labels]  # -1: unknown.
         test.class_names = bank.class_names
     return test
+
+
+def class_numbers(known, names):
+    """The place in `known` of each of `names`, int (names,)."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(
+            "The test images have classes that the training images lack: "
+            f"{', '.join(unknown)}. Expected the same class folders."
+        )
+    return np.array([known.index(name) for name in names])
 
 
 class MissingSplit(ValueError):

@@ -160,6 +160,11 @@ def image_dataset(images, image_size=None, batch_size=256, rows=None):
 
 def check_labeled(images):
     """Raises unless images have labels and can be read in any order."""
+    if not isinstance(images, Images):
+        raise ValueError(
+            "Expected `Images`, as `labeled_images` gives. Received: "
+            f"{type(images).__name__}"
+        )
     _check_in_memory(images)
     if images.labels is None:
         raise ValueError(

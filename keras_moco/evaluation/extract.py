@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco.data.images import Images
+from keras_moco.data.images import Images, class_numbers
 from keras_moco.data.labeled import image_dataset
 from keras_moco.data.pipeline import natural_size
 from keras_moco.data.sources import load_images
@@ -69,6 +69,11 @@ def features(encoder, dataset, image_size=None, verbose=False):
         if image_size is None and size:
             image_size = size[0]
         dataset = image_dataset(dataset, image_size)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "The dataset never ends: each image is wanted once, without "
+            "`repeat()`."
+        )
     found, labels = [], []
     bar = None
     if verbose and sys.stdout.isatty():
@@ -81,6 +86,8 @@ def features(encoder, dataset, image_size=None, verbose=False):
         if encoder is None:
             rows = pixels.numpy().reshape(len(pixels), -1)
         else:
+            if not found:
+                _warn_of_bytes(pixels)
             if size and pixels.shape[1:3] != size:
                 if not found:
                     _say_resized(pixels.shape[1:3], size)
@@ -99,8 +106,43 @@ def features(encoder, dataset, image_size=None, verbose=False):
     if not found:
         raise ValueError("There are no images to take features of.")
     result = Features(_join(found), np.concatenate(labels) if labels else None)
-    images = getattr(dataset, "images", None)
+    images = _images(dataset)
     return result if images is None else _name(result, images, dataset.rows)
+
+
+def labelled_features(encoder, bank, test):
+    """Features of images to learn from and of images to test with.
+
+    Where both datasets name their classes, as those of `labeled_dataset` do,
+    the labels of `test` become the bank's numbers of the same names.
+
+    Args:
+        encoder: As for `features`.
+        bank: `tf.data.Dataset` of (images, labels) batches.
+        test: The same.
+
+    Returns:
+        Two `Features`, checked.
+
+    Raises:
+        ValueError: No dataset, no image, no label, features that are not
+            finite, or classes of `test` that the bank lacks.
+    """
+    for data in (bank, test):
+        if not isinstance(data, tf.data.Dataset):
+            raise ValueError(
+                "Expected a tf.data.Dataset of (images, labels) batches, as "
+                f"`labeled_dataset` gives. Received: {data!r:.80}"
+            )
+    found = check_features(features(encoder, bank), "training")
+    asked = check_features(features(encoder, test), "test")
+    names = [
+        _images(data) and _images(data).class_names for data in (bank, test)
+    ]
+    if all(names):
+        numbers = class_numbers(*names)
+        asked = asked._replace(labels=numbers[asked.labels])
+    return found, asked
 
 
 def check_features(found, what):
@@ -131,7 +173,8 @@ def check_features(found, what):
     if not whole or labels.size != len(rows):
         raise ValueError(
             f"The labels of the {what} images must be class numbers, one an "
-            f"image. Received: {labels.dtype} of shape {labels.shape}"
+            "image (of one-hot labels the argmax). Received: "
+            f"{labels.dtype} of shape {labels.shape}"
         )
     check_finite(found, what)
     return found._replace(labels=labels.reshape(-1).astype("int64"))
@@ -212,6 +255,21 @@ def evaluation_size(images, encoder, image_size=None):
             f"image_size={image_size}"
         )
     return only[0]
+
+
+def _images(dataset):
+    """The `Images` that a dataset of `labeled_dataset` is made of, or None."""
+    return getattr(dataset, "images", None)
+
+
+def _warn_of_bytes(pixels):
+    most = float(tf.reduce_max(pixels))
+    if most > 16:  # More than any standardised image holds.
+        warnings.warn(
+            f"The images reach {most:g}. Encoders of this package take values "
+            "in [0, 1]: divide by 255.",
+            stacklevel=3,
+        )
 
 
 def _say_resized(came, size):

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco.evaluation import extract
-from keras_moco.evaluation.extract import check_features, warn_if_constant
+from keras_moco.evaluation.extract import labelled_features, warn_if_constant
+from keras_moco.kinds import check_kind
 
 QUERIES, BANK = 1024, 4096  # Rows a matrix product; they bound the memory.
 
@@ -46,8 +46,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
         Wu et al. 2018, arXiv:1805.01978, section 3.4.
     """
     _check_vote(k, temperature)
-    bank = check_features(extract.features(encoder, bank), "training")
-    queries = check_features(extract.features(encoder, queries), "test")
+    bank, queries = labelled_features(encoder, bank, queries)
     warn_if_constant(bank)
     return knn_vote(*bank[:2], *queries[:2], k=k, temperature=temperature)
 
@@ -88,6 +87,7 @@ def knn_vote(bank, bank_labels, queries, query_labels, k, temperature):
 
 
 def _check_vote(k, temperature):
+    check_kind("k", k, int)
     if k < 1:
         raise ValueError(f"`k` must be at least 1. Received: {k}")
     if not 0 < temperature < math.inf:

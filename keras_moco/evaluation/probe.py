@@ -5,10 +5,10 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_moco.evaluation import extract
 from keras_moco.evaluation.extract import (
     Features,
     check_features,
+    labelled_features,
     warn_if_constant,
 )
 from keras_moco.evaluation.scores import check_labels, score
@@ -58,7 +58,8 @@ def linear_probe(encoder, bank, test, **options):
     Raises:
         ValueError: In one line: no labels, fewer than two classes, classes in
             the test images that the training images lack, or features that are
-            not finite (the images are named).
+            not finite (the images are named). Classes that have names are
+            matched by these.
 
     Example:
         >>> bank = labeled_dataset("cifar10", "train", image_size=32)
@@ -71,8 +72,7 @@ def linear_probe(encoder, bank, test, **options):
     """
     # Before the features, which take longer.
     _check_numbers(**{k: v for k, v in options.items() if k in RANGES})
-    bank = extract.features(encoder, bank)
-    test = extract.features(encoder, test)
+    bank, test = labelled_features(encoder, bank, test)
     return probe_features(
         *bank[:2],
         *test[:2],

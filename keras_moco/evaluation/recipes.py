@@ -6,6 +6,8 @@ Pure Python, as the presets are. What trains them is `fit_classifier`.
 import dataclasses
 import math
 
+from keras_moco.kinds import check_kind
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -51,6 +53,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
+        kinds = {field.name: field.type for field in dataclasses.fields(self)}
         for name, holds, expected in (
             ("learning_rate", lambda v: 0 < v < math.inf, "> 0"),
             ("backbone_lr_scale", lambda v: 0 <= v < math.inf, ">= 0"),
@@ -62,6 +65,7 @@ class Recipe:
             ("seed", lambda v: 0 <= v < 2**32, "in 0..2**32 - 1"),
         ):
             value = getattr(self, name)
+            check_kind(name, value, kinds[name])
             if not holds(value):
                 raise ValueError(
                     f"`{name}` must be {expected}. Received: {value}"

@@ -88,4 +88,10 @@ def check_labels(labels, test_labels):
             "The test images have classes that the training images lack: "
             f"{', '.join(map(str, unknown[:10]))}"
         )
-    return int(known[-1]) + 1
+    classes = int(known[-1]) + 1
+    if classes > 1000 * len(known):
+        raise ValueError(
+            "Labels must be numbers from 0 to one below the number of classes. "
+            f"Received: up to {known[-1]}, of {len(known)} classes"
+        )
+    return classes

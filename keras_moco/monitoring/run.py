@@ -13,6 +13,7 @@ import itertools
 import json
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -82,6 +83,9 @@ class RunFolder:
                 f"{self.path} holds another run: {'; '.join(differing)}. Give "
                 "another folder with --run-dir, or the same settings to go on."
             )
+        # Its own name for the data, which may have moved.
+        there = self.read("run.json").get("settings") or {}
+        self.settings = {**self.settings, **there}
 
     def differences(self):
         """What the run that is there was set to otherwise, a line each."""
@@ -92,7 +96,7 @@ class RunFolder:
         return [
             f"{name} was {there.get(name)!r}, now {self.settings.get(name)!r}"
             for name in names
-            if there.get(name) != self.settings.get(name)
+            if _content(there.get(name)) != _content(self.settings.get(name))
         ]
 
     def read(self, name):
@@ -110,6 +114,11 @@ class RunFolder:
     def require(self, *names):
         """Raises unless the settings of the run have all these names."""
         missing = set(names) - set(self.settings)
+        if missing and "frozen" in self.settings:
+            raise ValueError(
+                f"{self.path} is the run of a classifier (linear-probe or "
+                "finetune), not one of pretrain."
+            )
         if missing:
             raise ValueError(
                 f"{self.path / 'run.json'} is damaged: it lacks "
@@ -300,6 +309,14 @@ class RunLog(keras.callbacks.Callback):
         self.board.write(self.rows)
 
 
+def _content(value):
+    """A setting; of data what they hold, not where they are."""
+    found = (
+        re.search("[0-9]+ images, .*", value) if isinstance(value, str) else 0
+    )
+    return found.group() if found else value
+
+
 def open_run(run_dir, source, preset_name, settings, fresh=False, say=print):
     """The folder that a run goes to.
 
@@ -358,7 +375,9 @@ def finished_line(run, result, export_to):
     """What is said in place of a run that has its result already."""
     text = f"The run in {run.path} is finished already; this is its result."
     folder = result.get("export", export_to)
-    if export_to is not None and str(export_to) != str(folder):
+    if folder is not None and not pathlib.Path(folder).exists():
+        text += f" Its export, {folder}, is not there any more."
+    elif export_to is not None and str(export_to) != str(folder):
         text += f" Its export is in {folder}, not in {export_to}."
     return terminal.wrap(text)
 

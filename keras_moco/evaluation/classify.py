@@ -385,6 +385,8 @@ def _layers(encoder):
             with contextlib.suppress(NotImplementedError):
                 config = layer.get_config()
         config.pop("name", None)
+        # An object that JSON does not know prints its place in memory.
+        config = json.dumps(config, default=lambda value: type(value).__name__)
         yield [f"{type(layer).__name__} {config}"]
 
 

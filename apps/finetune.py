@@ -11,6 +11,7 @@ from keras_moco.options import (
     encoder_option,
     image_size_option,
     json_option,
+    max_broken_option,
     one_or_many,
     picture_option,
     tensorboard_option,
@@ -29,6 +30,7 @@ from keras_moco.options import (
 )
 @image_size_option
 @data_dir_option
+@max_broken_option
 @click.option("--epochs", type=int, default=FINETUNE.epochs, show_default=True)
 @click.option(
     "--batch-size", type=int, default=FINETUNE.batch_size, show_default=True
@@ -76,6 +78,7 @@ def main(
     labels,
     image_size,
     data_dir,
+    max_broken,
     devices,
     run_dir,
     export_to,
@@ -96,7 +99,7 @@ def main(
     if image_size is None:
         image_size = km.trained_image_size(encoder)
     train, test, names = km.labeled_images(
-        one_or_many(dataset), image_size, data_dir
+        one_or_many(dataset), image_size, data_dir, max_broken
     )
     result = km.fit_classifier(
         encoder,

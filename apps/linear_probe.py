@@ -10,6 +10,7 @@ from keras_moco.options import (
     encoder_option,
     image_size_option,
     json_option,
+    max_broken_option,
     one_or_many,
     picture_option,
     say_size,
@@ -30,6 +31,7 @@ from keras_moco.options import (
 )
 @image_size_option
 @data_dir_option
+@max_broken_option
 @click.option(
     "--epochs",
     type=int,
@@ -64,6 +66,7 @@ def main(
     protocol,
     image_size,
     data_dir,
+    max_broken,
     seed,
     devices,
     run_dir,
@@ -96,7 +99,7 @@ def main(
     if image_size is None:
         image_size = km.trained_image_size(encoder)
     train, test, names = km.labeled_images(
-        one_or_many(dataset), image_size, data_dir
+        one_or_many(dataset), image_size, data_dir, max_broken
     )
     size = km.evaluation_size(train, model, image_size)
     encoders = {"encoder": model}

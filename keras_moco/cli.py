@@ -24,6 +24,7 @@ from keras_moco.options import (
     image_size_option,
     jit_option,
     json_option,
+    max_broken_option,
     one_or_many,
     open_encoder,
     output_file,
@@ -194,15 +195,27 @@ def export(run_dir, folder):
 @dataset_option
 @image_size_option
 @data_dir_option
+@max_broken_option
 @click.option("--k", type=int, default=200, show_default=True)
 @click.option("--temperature", type=float, default=0.1, show_default=True)
 @json_option
-def knn(encoder, dataset, image_size, data_dir, k, temperature, json_file):
+def knn(
+    encoder,
+    dataset,
+    image_size,
+    data_dir,
+    max_broken,
+    k,
+    temperature,
+    json_file,
+):
     """Accuracy of nearest neighbours of the encoder's features."""
     import keras_moco as km
 
     model, size = open_encoder(encoder, image_size)
-    bank, test, _ = km.labeled_splits(one_or_many(dataset), size, data_dir)
+    bank, test, _ = km.labeled_splits(
+        one_or_many(dataset), size, data_dir, max_broken
+    )
     say_size(bank.images, size)
     top1 = km.knn_accuracy(model, bank, test, k, temperature)
     k = min(k, len(bank.images))

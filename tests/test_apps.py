@@ -78,6 +78,20 @@ def test_linear_probe_from_the_shell(shades):
     assert not pathlib.Path("runs").exists()
 
 
+@pytest.mark.parametrize("command", ["knn", "linear-probe", "finetune"])
+def test_broken_images_are_left_out_up_to_a_share(shades, command):
+    pathlib.Path("shades/train/dark/3.png").write_bytes(b"no image")
+    usual = ["--encoder", "export", "--dataset", "shades"]
+    if command == "finetune":
+        usual += ["--epochs", 1, "--batch-size", 16]
+    refused = run(*usual, command=command)
+    assert refused.exit_code == 2
+    assert "1 of 40 image files are broken" in refused.output
+    found = run(*usual, "--max-broken", 0.03, command=command)
+    assert found.exit_code == 0, found.output
+    assert "top-1" in found.output
+
+
 @pytest.mark.filterwarnings("default")  # It does not train for long.
 def test_augmented_probe_from_the_shell(shades):
     arguments = (

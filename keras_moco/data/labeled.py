@@ -16,13 +16,14 @@ from keras_moco.kinds import check_kind
 WHOLE_IMAGE = 96
 
 
-def labeled_images(source, image_size=None, data_dir=None):
+def labeled_images(source, image_size=None, data_dir=None, max_broken=0.01):
     """The training and the test images of a labelled source.
 
     Args:
         source: What `load_images` takes.
         image_size: Int or None. Side in pixels, of "shapes" only.
         data_dir: Str or path. As in `load_images`.
+        max_broken: Float in [0, 1]. As in `load_images`.
 
     Returns:
         Tuple of two `Images` and the list of the names of their classes.
@@ -37,7 +38,11 @@ def labeled_images(source, image_size=None, data_dir=None):
     """
     train, test = (
         load_images(
-            source, split, data_dir=data_dir, image_size=image_size or 32
+            source,
+            split,
+            data_dir=data_dir,
+            max_broken=max_broken,
+            image_size=image_size or 32,
         )
         for split in ("train", "test")
     )
@@ -49,13 +54,14 @@ def labeled_images(source, image_size=None, data_dir=None):
     return train, test, names[:count]
 
 
-def labeled_splits(source, image_size=None, data_dir=None):
+def labeled_splits(source, image_size=None, data_dir=None, max_broken=0.01):
     """`labeled_images`, as the datasets that evaluators read.
 
     Args:
         source: What `load_images` takes.
         image_size: Int or None. As for `labeled_dataset`.
         data_dir: Str or path. As in `load_images`.
+        max_broken: Float in [0, 1]. As in `load_images`.
 
     Returns:
         Tuple of two datasets, see `labeled_dataset`, and the list of the names
@@ -67,7 +73,7 @@ def labeled_splits(source, image_size=None, data_dir=None):
     Example:
         >>> bank, test, names = labeled_splits("cifar10")
     """
-    *splits, names = labeled_images(source, image_size, data_dir)
+    *splits, names = labeled_images(source, image_size, data_dir, max_broken)
     datasets = [labeled_dataset(i, image_size=image_size) for i in splits]
     return *datasets, names
 

@@ -50,6 +50,22 @@ def test_encoder_runs_in_inference_mode(tiny_encoder):
     assert found.dtype == np.float32
 
 
+def test_an_encoder_is_traced_once_whatever_the_last_batch():
+    class Mean(keras.Model):
+        traces = 0
+
+        def call(self, images):
+            Mean.traces += 1
+            return tf.reduce_mean(images, axis=(1, 2))
+
+    encoder = Mean()
+    for count in (6, 5):  # Batches of 4.
+        found = km.features(encoder, dataset(pixels(count)))
+        expected = pixels(count).mean(axis=(1, 2))
+        np.testing.assert_allclose(found.features, expected, rtol=1e-5)
+    assert Mean.traces == 1
+
+
 def test_half_precision_gives_float32_features():
     layers = [
         keras.Input((8, 8, 3)),

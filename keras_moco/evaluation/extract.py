@@ -92,7 +92,8 @@ def features(encoder, dataset, image_size=None, verbose=False):
                 if not found:
                     _say_resized(pixels.shape[1:3], size)
                 pixels = tf.image.resize(pixels, size, antialias=True)
-            rows = np.asarray(_compiled(encoder)(pixels))
+            encode = _compiled(encoder, pixels.shape[1:], pixels.dtype)
+            rows = np.asarray(encode(pixels))
         if rows.ndim != 2:
             raise ValueError(
                 "An encoder gives one vector an image, (batch, features). "
@@ -281,9 +282,13 @@ def _say_resized(came, size):
 
 
 @functools.lru_cache(maxsize=1)
-def _compiled(encoder):
+def _compiled(encoder, shape, dtype):
     # Not `predict`: under a strategy it repeats the batch on every replica.
-    return tf.function(lambda images: encoder(images, training=False))
+    return tf.function(
+        lambda images: encoder(images, training=False),
+        # Of any length: the last batch is shorter.
+        input_signature=[tf.TensorSpec((None, *shape), dtype)],
+    )
 
 
 def _join(parts):

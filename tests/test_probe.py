@@ -61,6 +61,7 @@ def standardised(features, correlated):
     rows = np.pad(rows @ axes, ((0, 0), (0, 1)), constant_values=1.0)
     back = np.eye(len(std) + 1)
     back[:-1, :-1] = axes / std[:, None]
+    back[-1, :-1] = -mean @ back[:-1, :-1]
     return rows, np.append(variances, 1.0), back
 
 

@@ -187,10 +187,10 @@ def probe_features(
     best, last = heads.of(chosen)
     ranking, answers = [], []
     for start in range(0, len(test.features), CHUNK):
-        rows = axes.centre(test.features[start : start + CHUNK])
-        logits = tf.matmul(rows, best)
+        rows = test.features[start : start + CHUNK]
+        logits = rows @ best[:-1] + best[-1]
         ranking.append(tf.math.top_k(logits, min(5, classes)).indices)
-        answers.append(tf.argmax(tf.matmul(rows, last), axis=1))
+        answers.append(np.argmax(rows @ last[:-1] + last[-1], axis=1))
     return score(
         test.labels,
         np.concatenate(ranking),
@@ -217,6 +217,7 @@ class _Axes:
     gradients, far fewer numbers, are what goes between the two spaces.
 
     Attributes:
+        mean: Float array (features,).
         variances: Float array (axes,).
         known: Bool. Whether they are, or there were too many axes to look.
         steps: Int. Steps that heads need on these axes.
@@ -229,16 +230,19 @@ class _Axes:
         sample = np.asarray(features[rows], "float32")
         first = sample[0].copy()
         sample -= first  # What is constant is 0 now, whatever a mean rounds to.
-        self._mean = first + sample.mean(axis=0)
-        sample -= self._mean - first
-        std = np.sqrt(np.einsum("ij,ij->j", sample, sample) / len(sample))
-        varies = std > 1e-6 * np.abs(self._mean)
+        mean = sample.mean(axis=0)
+        squares = np.einsum("ij,ij->j", sample, sample) / len(sample)
+        std = np.sqrt(np.maximum(squares - mean**2, 0.0))
+        self.mean = first + mean
+        varies = std > 1e-6 * np.abs(self.mean)
         scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
         self.variances = varies.astype("float32")
         self._turned = False
         turn = scale[:, None]
         if self.known:
-            covariance = sample.T @ sample / len(sample) * scale * turn
+            covariance = sample.T @ sample / len(sample)
+            covariance -= np.outer(mean, mean)
+            covariance *= scale * turn
             values = np.linalg.eigvalsh(covariance)
             self.steps = 22
             if values[0] * FLAT < values[-1]:
@@ -252,7 +256,7 @@ class _Axes:
 
     def centre(self, features):
         """Float32 (images, features + 1); the last column is 1, for a bias."""
-        rows = tf.subtract(np.asarray(features, "float32"), self._mean)
+        rows = tf.subtract(np.asarray(features, "float32"), self.mean)
         return tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
 
     def to_features(self, weights):
@@ -274,7 +278,7 @@ class _Axes:
         """
         one_hot = np.eye(classes + 1, classes, dtype="float32")
         counts = np.bincount(labels + 1, minlength=classes + 1)[1:]
-        sums = -self._mean[:, None] * counts
+        sums = -self.mean[:, None] * counts
         for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
             sums += features[rows].T @ one_hot[labels[rows]]
@@ -368,11 +372,15 @@ class _Heads:
         self.best.assign(tf.where(which, self.weights, self.best))
 
     def of(self, setting):
-        """Weights (features + 1, classes) of one setting: kept, and last."""
-        return [
-            self._axes.to_features(weights[:, :, setting])
-            for weights in (self.best, self.weights)
-        ]
+        """Weights of the features of one setting: those kept, and the last.
+
+        Two float32 arrays (features + 1, classes); the last row is the bias.
+        """
+        both = tf.stack([self.best, self.weights])[..., setting]
+        found = [self._axes.to_features(weights).numpy() for weights in both]
+        for weights in found:
+            weights[-1] -= self._axes.mean @ weights[:-1]
+        return found
 
     def _logits(self, rows):
         """Float32 (images, classes, settings)."""

@@ -376,10 +376,11 @@ class _Heads:
 
         Two float32 arrays (features + 1, classes); the last row is the bias.
         """
-        both = tf.stack([self.best, self.weights])[..., setting]
-        found = [self._axes.to_features(weights).numpy() for weights in both]
-        for weights in found:
+        found = []
+        for weights in (self.best, self.weights):
+            weights = self._axes.to_features(weights[:, :, setting]).numpy()
             weights[-1] -= self._axes.mean @ weights[:-1]
+            found.append(weights)
         return found
 
     def _logits(self, rows):

@@ -99,9 +99,9 @@ def probe_features(
 ):
     """`linear_probe` of features that are already there.
 
-    Beside them it holds a sample, to find the axes (ten images a feature), and
-    the weights of all settings three times. Batches are drawn once, and taken
-    in another order in each epoch.
+    Beside them it holds a sample, to find the axes (ten images a feature, 8192
+    at least), and the weights of all settings three times. Batches are drawn
+    once, and taken in another order in each epoch.
 
     Args:
         features: Float array (images, features).

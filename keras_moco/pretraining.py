@@ -279,7 +279,7 @@ def pretrain(
             "run": str(run.path),
             "export": str(export_to),
         }
-        card = {"settings": settings, **result}
+        card = {"settings": run.settings, **result}
         export_encoder(encoder, export_to, card=card)
         try:
             write_projector(run.path, encoder, images, preset.image_size)

@@ -115,6 +115,24 @@ def test_a_run_is_finished_though_its_log_was_damaged(small_shapes):
     assert "loss" not in again
 
 
+def test_a_run_is_finished_where_its_data_have_moved(tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 16, 16, 3), np.uint8)
+    (tmp_path / "photos").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "photos" / f"{number}.png")
+    options = {**QUICK, "batch_size": 8, "steps_per_epoch": 1, "epochs": 1}
+    options |= {"run_dir": "run", "export_to": "export"}
+    km.pretrain("photos", "demo", **options)
+    # As if it had been stopped at its end, before the export.
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree("export")
+    shutil.move("photos", "elsewhere")
+    moved = km.pretrain("elsewhere", "demo", **options)
+    again = km.pretrain("elsewhere", "demo", **{**options, "verbose": True})
+    assert again == moved and moved["export"] == "export"
+    assert "finished already" in capsys.readouterr().out
+
+
 def test_other_settings_get_a_folder_of_their_own(tmp_path, small_shapes):
     km.pretrain(**QUICK)
     second = km.pretrain(**{**QUICK, "epochs": 1})

@@ -4,7 +4,8 @@ import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
 import keras_moco as km
-from keras_moco.evaluation.probe import RIDGE, _Axes, _Heads, probe_features
+from keras_moco.evaluation.axes import Axes
+from keras_moco.evaluation.probe import RIDGE, _Heads, probe_features
 
 
 def clouds(count, classes=5, width=12, spread=1.6, seed=0):
@@ -80,7 +81,7 @@ def few(request):
 def test_one_step_is_the_scaled_gradient_of_each_setting(few):
     features, labels, correlated = few
     rates, decays = np.array([0.5, 0.1]), np.array([0.0, 0.01])
-    axes = _Axes(features, np.arange(60))
+    axes = Axes(features, np.arange(60))
     heads = _Heads(axes, 3, rates, decays)
     rows, variances, back = standardised(features, correlated)
     heads.train(axes.centre(features), labels, 1.0)
@@ -114,7 +115,7 @@ def test_one_step_is_the_scaled_gradient_of_each_setting(few):
 def test_heads_start_at_the_linear_discriminant(few):
     features, labels, correlated = few
     decays = np.array([0.0, 0.2])
-    axes = _Axes(features, np.arange(60))
+    axes = Axes(features, np.arange(60))
     heads = _Heads(axes, 3, np.ones(2), decays)
     rows, variances, back = standardised(features, correlated)
     seen = np.where(np.arange(60) % 5, labels, -1)
@@ -137,7 +138,7 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(3000, 6)) @ draw.normal(size=(6, 6)) + 5
     mixed[:, 2] = 7.0  # Tells nothing.
-    axes = _Axes(mixed, np.arange(3000))
+    axes = Axes(mixed, np.arange(3000))
     turned = axes.centre(mixed) @ axes.to_features(tf.eye(7))
     np.testing.assert_allclose(turned[:, -1], 1.0)
     covariance = np.cov(turned[:, :-1].numpy().T)
@@ -149,7 +150,7 @@ def test_axes_are_uncorrelated_and_of_the_variance_that_is_said():
 def test_features_alike_in_all_directions_are_standardised_alone():
     draw = np.random.default_rng(0)
     features = (draw.normal(size=(5000, 4)) * [1, 10, 0.1, 5] + 3).astype("f")
-    axes = _Axes(features, np.arange(5000))
+    axes = Axes(features, np.arange(5000))
     rows, variances, _ = standardised(features, correlated=False)
     found = axes.centre(features) @ axes.to_features(tf.eye(5))
     np.testing.assert_allclose(found, rows, rtol=1e-3, atol=1e-3)
@@ -179,7 +180,7 @@ def test_a_feature_counts_however_small_beside_the_others():
     features[:, 0] = 1500 + draw.normal(size=2000)
     features[:, 1] = 1e-9 * (labels + 0.1 * draw.normal(size=2000))
     features = features.astype("float32")
-    variances = _Axes(features, np.arange(2000)).variances
+    variances = Axes(features, np.arange(2000)).variances
     np.testing.assert_allclose(sorted(variances), [0, 1, 1], atol=0.1)
     found = probe_features(features, labels, features, labels)
     assert found["test_top1"] > 0.99

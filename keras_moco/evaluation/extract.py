@@ -107,11 +107,11 @@ def features(encoder, dataset, image_size=None, verbose=False):
     if not found:
         raise ValueError("There are no images to take features of.")
     result = Features(_join(found), np.concatenate(labels) if labels else None)
-    images = _images(dataset)
+    images = getattr(dataset, "images", None)
     return result if images is None else _name(result, images, dataset.rows)
 
 
-def labelled_features(encoder, bank, test):
+def labeled_features(encoder, bank, test):
     """Features of images to learn from and of images to test with.
 
     Where both datasets name their classes, as those of `labeled_dataset` do,
@@ -135,10 +135,13 @@ def labelled_features(encoder, bank, test):
                 "Expected a tf.data.Dataset of (images, labels) batches, as "
                 f"`labeled_dataset` gives. Received: {data!r:.80}"
             )
+    if isinstance(encoder, (str, os.PathLike)):  # Once for both.
+        encoder = load_encoder(encoder, trainable=False)
     found = check_features(features(encoder, bank), "training")
     asked = check_features(features(encoder, test), "test")
     names = [
-        _images(data) and _images(data).class_names for data in (bank, test)
+        getattr(getattr(data, "images", None), "class_names", None)
+        for data in (bank, test)
     ]
     if all(names):
         numbers = class_numbers(*names)
@@ -256,11 +259,6 @@ def evaluation_size(images, encoder, image_size=None):
             f"image_size={image_size}"
         )
     return only[0]
-
-
-def _images(dataset):
-    """The `Images` that a dataset of `labeled_dataset` is made of, or None."""
-    return getattr(dataset, "images", None)
 
 
 def _warn_of_bytes(pixels):

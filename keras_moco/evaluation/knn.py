@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_moco.evaluation.extract import labelled_features, warn_if_constant
+from keras_moco.evaluation.extract import labeled_features, warn_if_constant
 from keras_moco.kinds import check_kind
 
 QUERIES, BANK = 1024, 4096  # Rows a matrix product; they bound the memory.
@@ -46,7 +46,7 @@ def knn_accuracy(encoder, bank, queries, k=200, temperature=0.1):
         Wu et al. 2018, arXiv:1805.01978, section 3.4.
     """
     _check_vote(k, temperature)
-    bank, queries = labelled_features(encoder, bank, queries)
+    bank, queries = labeled_features(encoder, bank, queries)
     warn_if_constant(bank)
     return knn_vote(*bank[:2], *queries[:2], k=k, temperature=temperature)
 

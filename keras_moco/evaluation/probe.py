@@ -5,20 +5,18 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_moco.evaluation.axes import CHUNK, Axes
 from keras_moco.evaluation.extract import (
     Features,
     check_features,
-    labelled_features,
+    labeled_features,
     warn_if_constant,
 )
 from keras_moco.evaluation.scores import check_labels, score
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
-MOST_AXES = 4096  # Of more features the axes would take longer than they save.
-FLAT = 10  # The largest variance over the least, up to which axes may stay.
 RIDGE = 1e-3  # Of the variances; below it an axis is noise.
-CHUNK = 8192  # Rows whose logits are held at once.
 RANGES = {
     "learning_rates": (
         lambda v: len(v) > 0 and all(0 < x < math.inf for x in v),
@@ -72,7 +70,7 @@ def linear_probe(encoder, bank, test, **options):
     """
     # Before the features, which take longer.
     _check_numbers(**{k: v for k, v in options.items() if k in RANGES})
-    bank, test = labelled_features(encoder, bank, test)
+    bank, test = labeled_features(encoder, bank, test)
     return probe_features(
         *bank[:2],
         *test[:2],
@@ -99,9 +97,10 @@ def probe_features(
 ):
     """`linear_probe` of features that are already there.
 
-    Beside them it holds a sample, to find the axes (ten images a feature, 8192
-    at least), and the weights of all settings three times. Batches are drawn
-    once, and taken in another order in each epoch.
+    Beside them it holds those of the holdout once more, a sample to find the
+    axes (ten images a feature, 8192 at least), and the weights of all settings
+    three times. Batches are drawn once, and taken in another order in each
+    epoch.
 
     Args:
         features: Float array (images, features).
@@ -149,7 +148,7 @@ def probe_features(
     order = draw.permutation(len(training.labels))
     held = min(max(1, round(holdout * len(order))), len(order) - 1)
     held, kept = order[:held], order[held:]
-    axes = _Axes(training.features, order)
+    axes = Axes(training.features, order)
     rates, decays = (
         grid.ravel() for grid in np.meshgrid(learning_rates, weight_decays)
     )
@@ -203,87 +202,6 @@ def probe_features(
             "epoch": int(kept_epoch[chosen]),
         },
     )
-
-
-class _Axes:
-    """The principal axes of standardised features, on which heads learn.
-
-    Trained features vary ten thousand times more along some axes than along
-    others, where SGD would take as many steps more. On these axes each can have
-    a learning rate of its own. Features that vary about as much along all axes
-    are standardised alone. Statistics are those of a sample.
-
-    Only the mean is taken off the features themselves. The heads' weights and
-    gradients, far fewer numbers, are what goes between the two spaces.
-
-    Attributes:
-        mean: Float array (features,).
-        variances: Float array (axes,).
-        known: Bool. Whether they are, or there were too many axes to look.
-        steps: Int. Steps that heads need on these axes.
-    """
-
-    def __init__(self, features, order):
-        width = features.shape[1]
-        self.known, self.steps = width <= MOST_AXES, 88
-        rows = order[: max(8192, 10 * width if self.known else 0)]
-        sample = np.asarray(features[rows], "float32")
-        first = sample[0].copy()
-        sample -= first  # What is constant is 0 now, whatever a mean rounds to.
-        mean = sample.mean(axis=0)
-        squares = np.einsum("ij,ij->j", sample, sample) / len(sample)
-        std = np.sqrt(np.maximum(squares - mean**2, 0.0))
-        self.mean = first + mean
-        varies = std > 1e-6 * np.abs(self.mean)
-        scale = np.where(varies, 1 / np.where(varies, std, 1), 0)
-        self.variances = varies.astype("float32")
-        self._turned = False
-        turn = scale[:, None]
-        if self.known:
-            covariance = sample.T @ sample / len(sample)
-            covariance -= np.outer(mean, mean)
-            covariance *= scale * turn
-            values = np.linalg.eigvalsh(covariance)
-            self.steps = 22
-            if values[0] * FLAT < values[-1]:
-                self.steps, self._turned = 44, True
-                values, axes = np.linalg.eigh(covariance)
-                self.variances = np.maximum(values, 0.0)
-                turn = turn * axes
-        turn = np.pad(turn, ((0, 1), (0, int(self._turned))))
-        turn[-1, -1] = 1.0  # The bias stays as it is.
-        self._turn = tf.constant(turn, tf.float32)
-
-    def centre(self, features):
-        """Float32 (images, features + 1); the last column is 1, for a bias."""
-        rows = tf.subtract(np.asarray(features, "float32"), self.mean)
-        return tf.pad(rows, ((0, 0), (0, 1)), constant_values=1.0)
-
-    def to_features(self, weights):
-        """Weights (axes + 1, any) as weights of centred features."""
-        if self._turned:
-            return tf.matmul(self._turn, weights)
-        return self._turn * weights
-
-    def to_axes(self, gradient):
-        """A gradient (features + 1, any) by weights of centred features."""
-        if self._turned:
-            return tf.matmul(self._turn, gradient, transpose_a=True)
-        return self._turn * gradient
-
-    def sums(self, features, labels, classes):
-        """Sums of each class, (axes + 1, classes); the last row counts them.
-
-        A label of -1 is of no class.
-        """
-        one_hot = np.eye(classes + 1, classes, dtype="float32")
-        counts = np.bincount(labels + 1, minlength=classes + 1)[1:]
-        sums = -self.mean[:, None] * counts
-        for start in range(0, len(labels), CHUNK):
-            rows = slice(start, start + CHUNK)
-            sums += features[rows].T @ one_hot[labels[rows]]
-        sums = np.append(sums, counts[None], axis=0)
-        return self.to_axes(tf.constant(sums, tf.float32))
 
 
 class _Heads:

@@ -96,7 +96,7 @@ class RunFolder:
         return [
             f"{name} was {there.get(name)!r}, now {self.settings.get(name)!r}"
             for name in names
-            if _content(there.get(name)) != _content(self.settings.get(name))
+            if _content(name, there) != _content(name, self.settings)
         ]
 
     def read(self, name):
@@ -309,12 +309,12 @@ class RunLog(keras.callbacks.Callback):
         self.board.write(self.rows)
 
 
-def _content(value):
+def _content(name, settings):
     """A setting; of data what they hold, not where they are."""
-    found = (
-        re.search("[0-9]+ images, .*", value) if isinstance(value, str) else 0
-    )
-    return found.group() if found else value
+    value = settings.get(name)
+    if name == "data" and isinstance(value, str):
+        return re.sub("^.*(?=, [0-9]+ images, )", "", value)
+    return value
 
 
 def open_run(run_dir, source, preset_name, settings, fresh=False, say=print):
